@@ -1,0 +1,30 @@
+# Everything a developer or a newcomer runs. Needs Python 3.11-3.14, make and bash; nothing else.
+SHELL := /bin/bash
+VENV ?= .venv
+PY := $(VENV)/bin/python
+export VENV
+.PHONY: help venv demo test lint format unit bench clean
+
+help:            ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+venv:            ## build .venv (reused while pyproject.toml and constraints.txt stay the same)
+	@scripts/venv
+
+demo: venv       ## the whole story, end to end, on this machine
+	@$(PY) -m airflow_provider_lance.demo
+
+test: lint       ## lint and every test; what CI runs
+	@$(PY) -m pytest tests
+
+lint: venv       ## ruff and mypy
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
+
+format: venv     ## let ruff format the code
+	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
+
+bench: venv      ## every benchmark, printed as ratios
+	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
+
+clean:           ## remove everything that was built
+	rm -rf $(VENV) .demo .ui build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

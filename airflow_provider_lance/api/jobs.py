@@ -1,0 +1,160 @@
+"""Jobs as every side of the wire sees them: states, the spec a driver receives, progress, results.
+
+Knows neither Airflow, Spark, Lance nor HTTP: the server writes these shapes, the engine reads its
+spec from them, and clients read states of any namespace server through :func:`parse_state`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+class JobState(str, enum.Enum):
+    """The five states of a job. ``QUEUED → RUNNING → DONE | FAILED | CANCELLED``."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL_STATES
+
+
+TERMINAL_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+LIVE_STATES = frozenset({JobState.QUEUED, JobState.RUNNING})
+
+# Vocabularies seen on real servers: LanceDB's jobs API, its older spelling, the spec's transactions.
+_STATE_WORDS = {
+    "QUEUED": JobState.QUEUED,
+    "PENDING": JobState.QUEUED,
+    "RUNNING": JobState.RUNNING,
+    "IN_PROGRESS": JobState.RUNNING,
+    "DONE": JobState.DONE,
+    "SUCCEEDED": JobState.DONE,
+    "FINISHED": JobState.DONE,
+    "FAILED": JobState.FAILED,
+    "TIMED_OUT": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "CANCELED": JobState.CANCELLED,
+}
+
+
+def parse_state(word: str | None) -> JobState:
+    """Read a state in any server's vocabulary; an unknown word means the job still runs."""
+    return _STATE_WORDS.get((word or "").strip().upper().replace("-", "_").replace(" ", "_"), JobState.RUNNING)
+
+
+class JobType(str, enum.Enum):
+    """What a job does; the value travels as ``job_type``."""
+
+    BACKFILL = "backfill_column"
+    REFRESH = "refresh_materialized_view"
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Why a job failed, and whether the same request may succeed later."""
+
+    phase: str
+    message: str
+    retryable: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | None) -> JobFailure | None:
+        if not data:
+            return None
+        return cls(
+            phase=str(data.get("phase") or "unknown"),
+            message=str(data.get("message") or "the server gave no message"),
+            retryable=bool(data.get("retryable", False)),
+        )
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything a driver needs to execute a job; no credentials (they are vended at claim time).
+
+    ``request`` is the body of AlterTableBackfillColumns or RefreshMaterializedView as it was
+    accepted, without ``id``, ``identity`` and ``context``. ``options`` are the context entries that
+    steer execution (``plan``, ``max_failed_rows``). ``location`` is the table's or view's storage
+    URI. ``managed`` tells that commits must go through the namespace's CreateTableVersion.
+    ``tables`` maps delimiter-joined ids of the tables a query may read to their locations.
+    """
+
+    job_type: str
+    table_id: list[str]
+    location: str
+    request: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    managed: bool = False
+    tables: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> JobSpec:
+        known = cls.__dataclass_fields__
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is. Zero totals mean "not known yet"."""
+
+    phase: str = "starting"
+    fragments_done: int = 0
+    fragments_total: int = 0
+    rows_done: int = 0
+    rows_total: int = 0
+    rows_failed: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    rows_per_second: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any] | None) -> Progress:
+        known = cls.__dataclass_fields__
+        return cls(**{key: value for key, value in (data or {}).items() if key in known and value is not None})
+
+    @property
+    def fraction(self) -> float:
+        """Between 0 and 1, by rows where they are known, else by fragments."""
+        if self.rows_total:
+            return min(1.0, self.rows_done / self.rows_total)
+        if self.fragments_total:
+            return min(1.0, self.fragments_done / self.fragments_total)
+        return 0.0
+
+    def describe(self) -> str:
+        """One line for a log: ``compute: fragments 12/64, rows 1,500,000/8,000,000, 3.1 M rows/s``."""
+        parts = []
+        if self.fragments_total:
+            parts.append(f"fragments {self.fragments_done}/{self.fragments_total}")
+        if self.rows_total or self.rows_done:
+            total = f"/{self.rows_total:,}" if self.rows_total else ""
+            parts.append(f"rows {self.rows_done:,}{total}")
+        if self.rows_per_second:
+            parts.append(f"{_human(self.rows_per_second)} rows/s")
+        if self.rows_failed:
+            parts.append(f"{self.rows_failed:,} failed")
+        return f"{self.phase}: {', '.join(parts)}" if parts else self.phase
+
+
+def _human(number: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f} {unit}"
+    return f"{number:.0f}"
