@@ -247,7 +247,11 @@ class Protocol:
             path = path.replace("{index_name}", quote_id([str(index)]))
         if settings.delimiter != DEFAULT_DELIMITER:
             query.append(("delimiter", settings.delimiter))
-        query += [(name, _query_value(fields[name])) for name in operation.query if fields.get(name) is not None]
+        for name in operation.query:
+            value = fields.get(name)
+            for item in value if isinstance(value, list) else [value]:
+                if item is not None:
+                    query.append((name, _query_value(item)))
         headers = context_headers(fields.get("context") or {})
         identity = fields.get("identity") or {}
         if identity.get("api_key"):
@@ -330,7 +334,7 @@ def _shape(answer: Answer, value: Any, problem: str) -> tuple[Any, str]:
 def _query_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, Mapping | list):
+    if isinstance(value, Mapping):
         return json.dumps(value)
     return str(value)
 
