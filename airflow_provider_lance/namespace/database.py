@@ -77,7 +77,7 @@ jobs = Table(
     Column("storage_expires_ms", BigInteger),
     Column("cancel_requested_ms", BigInteger),
     Column("cancel_reason", Text),
-    Column("waiter_seconds", Integer, nullable=False, default=0),
+    Column("waiter_seconds", BigInteger, nullable=False, default=0),
     Column("waiter_until_ms", BigInteger),
     Column("progress", JSON),
     Column("samples", JSON),

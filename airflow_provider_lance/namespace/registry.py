@@ -210,7 +210,7 @@ class Registry:
             connection.execute(
                 update(jobs)
                 .where(jobs.c.job_id.in_(due), jobs.c.stage != Stage.ENDED.value, jobs.c.cancel_requested_ms.is_(None))
-                .values(waiter_until_ms=now + jobs.c.waiter_seconds * 1000)
+                .values(waiter_until_ms=jobs.c.waiter_seconds * 1000 + now)
             )
 
     def cancel(self, job_id: str, reason: str, *, only_if: ColumnElement[bool] | None = None) -> bool:
