@@ -27,11 +27,13 @@ _RESERVED = frozenset(
     distinct else end except exists extract false fetch filter for from full group having in inner intersect interval
     into is join lateral leading left like ilike limit natural not null offset on or order outer over position right
     rlike select set similar some substring table then to trailing trim true union unique unnest using values when
-    where window with within""".split()
+    where window with within""".split()  # noqa: SIM905 - a list would be eighty lines
 )
 _OUTSIDE_SIMPLE = frozenset(
-    "join group having order union intersect except window qualify fetch offset cluster distribute sort lateral".split()
+    ["join", "group", "having", "order", "union", "intersect", "except", "window", "qualify", "fetch", "offset"]
+    + ["cluster", "distribute", "sort", "lateral"]
 )
+_ENDS_FROM = frozenset(["select", "where", "group", "having", "order", "limit", "union", "except", "intersect"])
 
 
 class SelectSyntaxError(ValueError):
@@ -92,7 +94,7 @@ class SimpleSelect:
             else f"{item.expression} AS {quote(item.name)}"
             for item in self.items
         )
-        text = f"SELECT {columns} FROM {'.'.join(quote(part) for part in self.table)}"
+        text = f"SELECT {columns} FROM {'.'.join(map(quote, self.table))}"  # noqa: S608 - the definition is SQL
         if self.filter is not None:
             text += f" WHERE {self.filter}"
         if self.limit is not None:
@@ -179,7 +181,7 @@ def _clauses(tokens: Sequence[Token]) -> dict[str, list[Token]] | None:
     for index, token in enumerate(tokens):
         depth += (token.text in "([{") - (token.text in ")]}") if token.kind == "symbol" else 0
         word = token.keyword if depth == 0 else ""
-        if word in order and not (word == "from" and tokens[index - 1].keyword == "distinct"):
+        if word in order and not (word == "from" and _compares(tokens, index)):
             if word in clauses or (current and order.index(word) < order.index(current)):
                 return None
             current = word
@@ -279,35 +281,33 @@ def _common_table_expressions(tokens: Sequence[Token]) -> Iterator[str]:
 
 def _table_positions(tokens: Sequence[Token]) -> Iterator[int]:
     """Where a table may be named: after FROM and JOIN, and after a comma of the same FROM clause."""
-    # One entry per open parenthesis: is it a query, and are we in its FROM clause?
+    # Per open parenthesis: is it a query (or a parenthesised join), and are we in its FROM clause?
     stack: list[tuple[bool, bool]] = []
     is_query, in_from = True, False
     for index, token in enumerate(tokens):
-        if token.text == "(" and token.kind == "symbol":
+        before = tokens[index - 1] if index else None
+        if token.text == "(":
             stack.append((is_query, in_from))
             opens = tokens[index + 1].keyword if index + 1 < len(tokens) else ""
-            # A parenthesised join, FROM (a JOIN b ...), names tables like the FROM clause it stands in.
-            nested = in_from and index > 0 and (tokens[index - 1].keyword in ("from", "join") or tokens[index - 1].text == ",")
-            is_query, in_from = opens in ("select", "with", "from") or nested, nested and opens not in ("select", "with")
-            if nested and in_from:
+            subquery = opens in ("select", "with", "from")
+            joined = not subquery and in_from and before is not None and before.text.lower() in ("from", "join", ",")
+            is_query, in_from = subquery or joined, joined
+            if joined:
                 yield index + 1
-        elif token.text == ")" and token.kind == "symbol" and stack:
+        elif token.text == ")" and stack:
             is_query, in_from = stack.pop()
         elif not is_query:
             continue
-        elif token.keyword == "from" and not (index and tokens[index - 1].keyword == "distinct" and _after_is(tokens, index)):
+        elif token.keyword == "join" or (token.keyword == "from" and not _compares(tokens, index)):
             in_from = True
             yield index + 1
-        elif token.keyword == "join":
-            in_from = True
-            yield index + 1
-        elif token.keyword in ("where", "group", "having", "order", "limit", "union", "except", "intersect", "on", "select"):
-            in_from = token.keyword == "on" and in_from
+        elif token.keyword in _ENDS_FROM:
+            in_from = False
         elif token.text == "," and in_from:
             yield index + 1
 
 
-def _after_is(tokens: Sequence[Token], index: int) -> bool:
-    """Whether the DISTINCT FROM at ``index`` belongs to ``a IS [NOT] DISTINCT FROM b``."""
-    before = [token.keyword for token in tokens[max(0, index - 3) : index - 1]]
-    return "is" in before
+def _compares(tokens: Sequence[Token], index: int) -> bool:
+    """Whether the FROM at ``index`` belongs to ``a IS [NOT] DISTINCT FROM b``."""
+    words = [token.keyword for token in tokens[max(0, index - 3) : index]]
+    return words[-2:] == ["is", "distinct"] or words == ["is", "not", "distinct"]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SOURCE_ROW_ID = "__source_row_id"
 DEFINITION_KEY = "mv.definition"
 AUTO_REFRESH_KEY = "mv.auto_refresh"
-SOURCE_VERSIONS_KEY = "mv.source_versions"
 
 # LanceDB reads formats 1 and 2 and reports any other number without touching the view (seen with 0.40).
 LANCEDB_FORMAT = 1
@@ -38,7 +37,8 @@ OWN_FORMAT = 1000
 
 KINDS = ("query", "udtf", "chunker")
 _REQUEST_FIELDS = frozenset(
-    "id identity context kind source_query output_schema udtf_spec with_no_data auto_refresh query".split()
+    ["id", "identity", "context", "kind", "source_query", "output_schema", "udtf_spec", "with_no_data", "auto_refresh"]
+    + ["query"]
 )
 _REFRESH_NUMBERS = (
     "src_version",
@@ -195,7 +195,9 @@ class ViewDefinition:
         udtf = UdtfSpec.from_request(kind, spec) if isinstance(spec, Mapping) else None
         query, dialect, select = _read_source_query(request["source_query"])
         if kind == "chunker" and dialect == "spark":
-            refuse("a chunker follows the rows of one table: its source query must be SELECT … FROM one table [WHERE …].")
+            refuse(
+                "a chunker follows the rows of one table: its source query must be SELECT … FROM one table [WHERE …]."
+            )
         if kind == "chunker" and select is not None and select.limit is not None:
             refuse("a chunker's source query cannot have a LIMIT: it is refreshed row by row. Use output_limit.")
         return cls(kind, query, dialect, select, request["output_schema"], udtf, **flags)
@@ -217,7 +219,8 @@ class ViewDefinition:
         """The definition with ``*`` written out, as LanceDB stores it: later columns do not join an old view."""
         if self.select is None or not self.select.is_star:
             return self
-        items = tuple(SelectItem(quote(name), name) for name in names)
+        # The source may be a view itself: its row ids are its own.
+        items = tuple(SelectItem(quote(name), name) for name in names if name != SOURCE_ROW_ID)
         select = replace(self.select, items=items)
         return replace(self, select=select, query=select.to_sql())
 
@@ -259,7 +262,9 @@ def validate_refresh_request(definition: ViewDefinition, request: Mapping[str, A
     if not definition.incremental:
         for key in ("source_task_size", "intra_applier_concurrency"):
             if key in request:
-                refuse(f"{key} applies to views that follow their source's rows, not to {definition.kind} views in SQL.")
+                refuse(
+                    f"{key} applies to views that follow their source's rows, not to {definition.kind} views in SQL."
+                )
     if "src_version" in request and len(definition.sources) > 1:
         refuse(f"src_version is ambiguous: the view reads {', '.join(definition.sources)}.")
 
