@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.changes import SourcePoint
-from airflow_provider_lance.engine.commit import JOB_ID, read_transaction
+from airflow_provider_lance.engine.commit import JOB_ID
+from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_binding import bind
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable, commit_next
@@ -144,12 +145,11 @@ def read_state(table: TableRef) -> ViewState:
         return ViewState(dataset, definition, None, "the view does not say which of its versions was refreshed")
     unfinished: Outcome | None = None
     for version in range((bookmark or 1) + 1, dataset.version + 1):
-        transaction = read_transaction(dataset, version)
-        properties = (transaction.transaction_properties or {}) if transaction is not None else {}
-        if OUTCOME in properties and unfinished is None:
-            unfinished = Outcome.decode(properties[OUTCOME])
+        commit = read_commit(dataset, version)
+        if commit is not None and OUTCOME in commit.properties and unfinished is None:
+            unfinished = Outcome.decode(commit.properties[OUTCOME])
             points, trimmed = unfinished.points, unfinished.trimmed_to
-        elif transaction is None or type(transaction.operation).__name__ not in _HARMLESS:
+        elif commit is None or commit.operation not in _HARMLESS:
             return ViewState(dataset, definition, None, f"the view itself was changed at its version {version}")
     doubt = None if points else "this is its first refresh"
     return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
