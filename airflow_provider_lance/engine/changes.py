@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.engine.commit import read_transaction
 from airflow_provider_lance.engine.expressions import format_path
+from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.table import field_ids
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ def _check_history(source: lance.LanceDataset, since: int) -> None:
 
     def reasons(reader: int) -> Iterator[str]:
         for version in versions[reader::readers]:
-            transaction = read_transaction(handles[reader], version)
-            if transaction is None:
+            commit = read_commit(handles[reader], version)
+            if commit is None:
                 yield f"the history of the source between versions {since} and {source.version} was cleaned up"
                 return
-            sentence = _BREAKING.get(type(transaction.operation).__name__)
+            sentence = _BREAKING.get(commit.operation)
             if sentence:
                 yield sentence.format(version=version)
                 return

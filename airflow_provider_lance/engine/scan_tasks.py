@@ -7,9 +7,10 @@ source into tasks, run them, write fragments, count. Only fragment metadata come
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobContext
@@ -49,9 +50,10 @@ class Scan:
     source: TableRef
     version: int
     filter: str | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def batches(self, task: ScanTask, columns: dict[str, str] | list[str], **options: Any) -> Iterator[pa.RecordBatch]:
-        dataset = _open(self.source, self.version)
+        dataset = self._open()
         fragments = [dataset.get_fragment(number) for number in task.fragments]
         scanner = dataset.scanner(
             columns=columns,
@@ -64,6 +66,16 @@ class Scan:
             **options,
         )
         yield from scanner.to_batches()
+
+    def _open(self) -> lance.LanceDataset:
+        if self.run not in _opened:
+            _opened.clear()
+            _opened[self.run] = self.source.open(self.version)
+        return _opened[self.run]
+
+
+# A Spark worker runs many tasks of one scan and need open its version only once; only the newest is kept.
+_opened: dict[str, lance.LanceDataset] = {}
 
 
 @dataclass(frozen=True)
@@ -243,15 +255,3 @@ def _slices(tasks: Sequence[ScanTask], count: int) -> list[list[ScanTask]]:
         shares[min(len(shares) - 1, before * len(shares) // total)].append(task)
         before += task.rows
     return [share for share in shares if share]
-
-
-# A Spark task opens the same version for each of its scan tasks: once is enough. Only the newest is kept.
-_opened: dict[tuple[str, int], lance.LanceDataset] = {}
-
-
-def _open(table: TableRef, version: int) -> lance.LanceDataset:
-    key = (table.location, version)
-    if key not in _opened:
-        _opened.clear()
-        _opened[key] = table.open(version)
-    return _opened[key]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace import LanceNamespace
 from lance_namespace.errors import ConcurrentModificationError
 
-from airflow_provider_lance.engine.commit import COMMIT_ID, read_transaction
+from airflow_provider_lance.engine.commit import COMMIT_ID
+from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.table import TableRef
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def commit_next(view: ViewTable, read_version: int, operation: Any, properties: 
 
 
 def _commit_id(dataset: lance.LanceDataset, version: int) -> str | None:
-    transaction = read_transaction(dataset, version)
-    return None if transaction is None else (transaction.transaction_properties or {}).get(COMMIT_ID)
+    commit = read_commit(dataset, version)
+    return None if commit is None else commit.properties.get(COMMIT_ID)
 
 
 def _remove_staged(view: ViewTable, manifest_path: str) -> None:

@@ -11,11 +11,12 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.changes import SourcePoint
-from airflow_provider_lance.engine.commit import JOB_ID, read_transaction
+from airflow_provider_lance.engine.commit import JOB_ID
+from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_binding import bind
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable, commit_next
@@ -29,13 +30,36 @@ if TYPE_CHECKING:
 
 SOURCE_VERSION = "mv.source_version"
 SOURCE_TIMESTAMP = "mv.source_version_ts"
-SOURCE_POINTS = "mv.source_points"
+SOURCE_POINTS = "mv.source_points"  # of a view with several sources
 REFRESHED_AT = "mv.refreshed_at_ms"
 VIEW_VERSION = "mv.view_version"
 INCARNATION = "mv.incarnation"
+TRIMMED_TO = "mv.trimmed_to"
+OUTCOME = "mv.refresh"  # in the transaction of a row commit
 
 # Commits that leave every row as it was, so a view may be compacted and indexed between two refreshes.
 _HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig", "ReserveFragments"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a refresh did: where its sources were, and its figures. Travels in the row commit, for whoever finishes it."""
+
+    points: Mapping[str, SourcePoint]
+    mode: str
+    rows_written: int = 0
+    rows_deleted: int = 0
+    reason: str | None = None
+    trimmed_to: int | None = None
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> Outcome:
+        data = json.loads(text)
+        data["points"] = {name: SourcePoint(**point) for name, point in data["points"].items()}
+        return cls(**data)
 
 
 @dataclass(frozen=True)
@@ -43,14 +67,16 @@ class ViewState:
     """A view at its newest version.
 
     ``points`` is where each source was at the last refresh, ``None`` when the view's rows cannot be relied on;
-    ``doubt`` then says why. ``unfinished`` tells that the rows of ``points`` are there and their bookmark is not.
+    ``doubt`` then says why. ``unfinished`` is a refresh whose rows are there and whose bookmark is not.
+    ``trimmed_to`` tells that the last refresh left rows out, because of ``output_limit``.
     """
 
     dataset: lance.LanceDataset
     definition: ViewDefinition
     points: Mapping[str, SourcePoint] | None
     doubt: str | None = None
-    unfinished: bool = False
+    unfinished: Outcome | None = None
+    trimmed_to: int | None = None
 
     @property
     def version(self) -> int:
@@ -113,25 +139,26 @@ def read_state(table: TableRef) -> ViewState:
     if definition is None:
         raise ValueError(f"{table.location} is not a materialized view: its schema has no mv.definition")
     points = _read_points(metadata, definition)
+    trimmed = int(metadata.get(TRIMMED_TO) or 0) or None
     bookmark = int(metadata.get(VIEW_VERSION, 0))
     if points is not None and not bookmark:
         return ViewState(dataset, definition, None, "the view does not say which of its versions was refreshed")
-    unfinished = False
+    unfinished: Outcome | None = None
     for version in range((bookmark or 1) + 1, dataset.version + 1):
-        transaction = read_transaction(dataset, version)
-        properties = (transaction.transaction_properties or {}) if transaction is not None else {}
-        if SOURCE_POINTS in properties and not unfinished:
-            points, unfinished = _decode_points(properties[SOURCE_POINTS]), True
-        elif transaction is None or type(transaction.operation).__name__ not in _HARMLESS:
+        commit = read_commit(dataset, version)
+        if commit is not None and OUTCOME in commit.properties and unfinished is None:
+            unfinished = Outcome.decode(commit.properties[OUTCOME])
+            points, trimmed = unfinished.points, unfinished.trimmed_to
+        elif commit is None or commit.operation not in _HARMLESS:
             return ViewState(dataset, definition, None, f"the view itself was changed at its version {version}")
-    return ViewState(dataset, definition, points, None if points else "this is its first refresh", unfinished)
+    doubt = None if points else "this is its first refresh"
+    return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
 
 
-def write_rows(view: ViewTable, state: ViewState, changes: RowChanges, points: Mapping[str, SourcePoint], job_id: str) -> int:
+def write_rows(view: ViewTable, state: ViewState, changes: RowChanges, outcome: Outcome, job_id: str) -> int:
     """Commit all row changes of a refresh as the view's next version; raises ViewMovedError if it moved."""
     from lance import LanceOperation
 
-    properties = {SOURCE_POINTS: _encode_points(points), JOB_ID: job_id}
     operation: Any
     if changes.schema is not None:
         kept = {key.decode(): value.decode() for key, value in (state.dataset.schema.metadata or {}).items()}
@@ -140,34 +167,38 @@ def write_rows(view: ViewTable, state: ViewState, changes: RowChanges, points: M
         operation = LanceOperation.Update(
             removed_fragment_ids=changes.removed, updated_fragments=changes.updated, new_fragments=changes.new
         )
-    return commit_next(view, state.version, operation, properties)
+    return commit_next(view, state.version, operation, {OUTCOME: outcome.encode(), JOB_ID: job_id})
 
 
-def write_bookmark(view: ViewTable, version: int, points: Mapping[str, SourcePoint], job_id: str) -> int:
-    """Say that the rows at ``version`` are those of ``points``; returns the version that says so.
+def write_bookmark(view: ViewTable, version: int, outcome: Outcome, job_id: str) -> int:
+    """Say that the rows at ``version`` are those of ``outcome``; returns the version that says so.
 
     Another refresh may finish for us and a compaction may slip in: both leave these rows, and both are recognised.
     """
     from lance import LanceOperation
 
+    first = next(iter(outcome.points.values()))
     while True:
-        first = next(iter(points.values()))
         updates = {
             SOURCE_VERSION: str(first.version),
             SOURCE_TIMESTAMP: str(first.timestamp),
             REFRESHED_AT: str(time.time_ns() // 1_000_000),
             VIEW_VERSION: str(version + 1),
         }
-        if len(points) > 1:
-            updates[SOURCE_POINTS] = _encode_points(points)
+        if len(outcome.points) > 1:
+            updates[SOURCE_POINTS] = json.dumps({name: asdict(point) for name, point in outcome.points.items()})
+        if outcome.trimmed_to is not None:
+            updates[TRIMMED_TO] = str(outcome.trimmed_to)
+        elif TRIMMED_TO.encode() in (view.table.open().schema.metadata or {}):
+            updates[TRIMMED_TO] = ""
         operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap(updates))
         try:
             return commit_next(view, version, operation, {JOB_ID: job_id})
         except ViewMovedError:
             state = read_state(view.table)
-            if state.points != points:
+            if state.points != outcome.points:
                 raise
-            if not state.unfinished:
+            if state.unfinished is None:
                 return state.version
             version = state.version
 
@@ -176,14 +207,6 @@ def _read_points(metadata: Mapping[str, str], definition: ViewDefinition) -> dic
     if SOURCE_VERSION not in metadata or not definition.sources:
         return None
     if SOURCE_POINTS in metadata:
-        return _decode_points(metadata[SOURCE_POINTS])
+        return {name: SourcePoint(**point) for name, point in json.loads(metadata[SOURCE_POINTS]).items()}
     point = SourcePoint(int(metadata[SOURCE_VERSION]), int(metadata.get(SOURCE_TIMESTAMP, 0)))
     return {definition.sources[0]: point}
-
-
-def _encode_points(points: Mapping[str, SourcePoint]) -> str:
-    return json.dumps({name: [point.version, point.timestamp] for name, point in points.items()})
-
-
-def _decode_points(text: str) -> dict[str, SourcePoint]:
-    return {name: SourcePoint(version, timestamp) for name, (version, timestamp) in json.loads(text).items()}
