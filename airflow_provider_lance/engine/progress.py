@@ -100,6 +100,8 @@ class ProgressMeter:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        with contextlib.suppress(OSError):  # wakes the thread, which would otherwise sleep until its timeout
+            self._socket.sendto(b"", ("127.0.0.1", self.address.port))
         self._thread.join(timeout=5)
         self._socket.close()
         self._publish()
