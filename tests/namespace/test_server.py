@@ -344,7 +344,8 @@ def test_a_base_path_is_in_front_of_everything(tmp_path: Path) -> None:
         assert httpx.post(f"{bare}/v1/jobs/list").status_code == 404
         assert httpx.get(f"{bare}/healthz").status_code == 200
     finally:
-        assert process.stop() == 0
+        process.stop()
+    assert "Application shutdown complete" in process.log()
 
 
 def _tree(directory: Path) -> set[str]:
