@@ -270,7 +270,7 @@ class TestKeys:
         assert job["job_state"] == "DONE", job  # the fake driver carries no key
         fields = {"column": "n", "cluster": "external", "where": "id > 1"}
         job_id = server.post("/v1/table/people/backfill_column", fields, headers=headers).json()["job_id"]
-        claim = {"job_id": job_id, "attempt": 1, "launch_token": "chosen by me"}
+        claim = {"job_id": job_id, "attempt": 1, "launch_token": "chosen by me, at random"}
         assert server.post("/v1/jobs/claim", claim).status_code == 401
         token = server.post("/v1/jobs/claim", claim, headers=headers).json()["claim_token"]
         bearer = {"authorization": f"Bearer {token}"}
