@@ -80,6 +80,39 @@ class JobFailure:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A job as a client sees it, whichever server described it and in whichever dialect."""
+
+    job_id: str
+    state: JobState
+    job_type: str = ""
+    table: str | None = None
+    created_ms: int | None = None
+    spec: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] | None = None
+    failure: JobFailure | None = None
+    progress: Progress | None = None
+
+    @classmethod
+    def from_wire(cls, body: Mapping[str, Any], job_id: str | None = None) -> Job:
+        """Read a row of ``jobs/list``, a ``jobs/describe`` body, or a transaction's description."""
+        spec = body.get("spec")
+        result = body.get("result")
+        progress = body.get("progress")
+        return cls(
+            job_id=str(body.get("job_id") or job_id or ""),
+            state=parse_state(body.get("job_state") or body.get("state") or body.get("status")),
+            job_type=str(body.get("job_type") or ""),
+            table=body.get("table"),
+            created_ms=body.get("creation_ms") or body.get("created_at_millis"),
+            spec=dict(spec) if isinstance(spec, Mapping) else {},
+            result=dict(result) if isinstance(result, Mapping) else None,
+            failure=JobFailure.from_dict(body.get("failure")),
+            progress=Progress.from_dict(progress) if isinstance(progress, Mapping) else None,
+        )
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """Everything a driver needs to execute a job; no credentials (they are vended at claim time).
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -91,7 +90,7 @@ def _shimmed(java: Path) -> Path:
             handle, aside = tempfile.mkstemp(dir=script.parent)
             with os.fdopen(handle, "w") as file:
                 file.write(wanted)
-            os.chmod(aside, stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+            os.chmod(aside, 0o755)  # noqa: S103 - an executable everybody may run
             os.replace(aside, script)
             return home
         except OSError:

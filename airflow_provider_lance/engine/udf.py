@@ -99,7 +99,7 @@ class UdfEnvelope:
         if backend not in BACKENDS:
             raise UdfError(
                 f"the function's udf_backend is {backend!r}; this engine runs {' and '.join(BACKENDS)} only. The "
-                "column is kept as it is: fill it with the system that declared it, or declare it again with one of these."
+                "column is left alone: fill it with the system that declared it, or declare it again with one of these."
             )
         try:
             document = json.loads(base64.b64decode(text, validate=True))
@@ -213,7 +213,8 @@ def load(envelope: UdfEnvelope) -> Callable[..., Any]:
     key = envelope.fingerprint
     if key not in _loaded:
         function = _import(envelope.path) if envelope.path is not None else _unpickle(envelope)
-        if inspect.isclass(function):
+        # A class like str converts by being called; one whose instances can be called holds state.
+        if inspect.isclass(function) and any("__call__" in base.__dict__ for base in function.__mro__):
             function = function()
             setup = getattr(function, "setup", None)
             if callable(setup):

@@ -1,0 +1,177 @@
+"""Every way of proving who we are that the spec names, as ``httpx.Auth``.
+
+Secrets are ``pydantic.SecretStr``: their repr, also in a traceback with local variables, shows stars.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from urllib.parse import quote, urlencode
+
+import httpx
+from pydantic import SecretStr
+
+from airflow_provider_lance.api.errors import UNAUTHENTICATED, UNAVAILABLE, WireError
+
+API_KEY_HEADER = "x-api-key"
+#: Set on a request whose body cannot be produced a second time: it is not sent again with a new token.
+ONE_SHOT = "lance_one_shot_body"
+
+
+class ApiKeyAuth(httpx.Auth):
+    """``x-api-key``."""
+
+    kind = "API key"
+
+    def __init__(self, key: SecretStr) -> None:
+        self.key = key
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        # A request's own identity wins over the connection's.
+        if API_KEY_HEADER not in request.headers and "authorization" not in request.headers:
+            request.headers[API_KEY_HEADER] = self.key.get_secret_value()
+        yield request
+
+
+class BearerAuth(httpx.Auth):
+    """``Authorization: Bearer`` with a token that somebody else renews."""
+
+    kind = "bearer token"
+
+    def __init__(self, token: SecretStr) -> None:
+        self.token = token
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if "authorization" not in request.headers:
+            request.headers["authorization"] = f"Bearer {self.token.get_secret_value()}"
+        yield request
+
+
+class ClientCredentialsAuth(httpx.Auth):
+    """OAuth2 client credentials: one token for all requests, renewed before it expires and once on a 401.
+
+    Requests at the same moment share one renewal; a second client that holds this object does too.
+    """
+
+    kind = "OAuth2 client credentials"
+    #: Renew this many seconds early, but never before half of the token's life is over.
+    margin = 60.0
+
+    def __init__(
+        self,
+        token_url: str,
+        client_id: str,
+        client_secret: SecretStr,
+        scope: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.token_url = token_url
+        self.client_id = client_id
+        self.client_secret = client_secret
+        self.scope = scope
+        self._clock = clock
+        self._token: SecretStr | None = None
+        self._renew_at = 0.0
+        self._expires_at = 0.0
+        self._thread_lock = threading.Lock()
+        self._task_lock = asyncio.Lock()
+
+    # The two flows differ in who awaits; what to ask and what to keep is written once below.
+    def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        if "authorization" in request.headers:  # the request brings its own identity
+            yield request
+            return
+        for last in (False, True):
+            with self._thread_lock:
+                ask = self._token_request()
+                if ask is not None:
+                    answer = yield ask
+                    answer.read()
+                    self._keep(answer)
+            used = self._sign(request)
+            response = yield request
+            if last or response.status_code != 401 or request.extensions.get(ONE_SHOT):
+                return
+            self._reject(used)
+
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        if "authorization" in request.headers:
+            yield request
+            return
+        for last in (False, True):
+            async with self._task_lock:
+                ask = self._token_request()
+                if ask is not None:
+                    answer = yield ask
+                    await answer.aread()
+                    self._keep(answer)
+            used = self._sign(request)
+            response = yield request
+            if last or response.status_code != 401 or request.extensions.get(ONE_SHOT):
+                return
+            self._reject(used)
+
+    def _token_request(self) -> httpx.Request | None:
+        if self._token is not None and self._clock() < self._renew_at:
+            return None
+        form = {"grant_type": "client_credentials"}
+        if self.scope:
+            form["scope"] = self.scope
+        # RFC 6749 2.3.1: id and secret are form-encoded before they become Basic credentials.
+        return httpx.Request(
+            "POST",
+            self.token_url,
+            content=urlencode(form),
+            headers={
+                "authorization": "Basic "
+                + base64.b64encode(
+                    f"{quote(self.client_id, safe='')}:{quote(self.client_secret.get_secret_value(), safe='')}".encode()
+                ).decode(),
+                "content-type": "application/x-www-form-urlencoded",
+                "accept": "application/json",
+            },
+        )
+
+    def _keep(self, answer: httpx.Response) -> None:
+        body: object = None
+        try:
+            body = answer.json()
+        except ValueError:
+            body = None
+        token = body.get("access_token") if isinstance(body, dict) else None
+        if answer.status_code != 200 or not isinstance(token, str) or not token:
+            if answer.status_code >= 500 and self._token is not None and self._clock() < self._expires_at:
+                self._renew_at = min(self._expires_at, self._clock() + 10)  # the old one still works; ask again soon
+                return
+            reason = body.get("error_description") or body.get("error") if isinstance(body, dict) else None
+            raise WireError(
+                f"The token endpoint {self.token_url} answered HTTP {answer.status_code}"
+                f"{f' ({reason})' if reason else ''} instead of an access token for client "
+                f"{self.client_id!r}. Check the client id, its secret, the scope and `token_url`.",
+                code=UNAVAILABLE if answer.status_code >= 500 or answer.status_code == 429 else UNAUTHENTICATED,
+                status=answer.status_code,
+                operation="oauth/token",
+            )
+        assert isinstance(body, dict)
+        try:
+            life = max(0.0, float(body.get("expires_in") or 3600))
+        except (TypeError, ValueError):
+            life = 3600.0
+        now = self._clock()
+        self._token = SecretStr(token)
+        self._expires_at = now + life
+        self._renew_at = now + max(life - self.margin, life / 2)
+
+    def _sign(self, request: httpx.Request) -> SecretStr | None:
+        if self._token is not None:
+            request.headers["authorization"] = f"Bearer {self._token.get_secret_value()}"
+        return self._token
+
+    def _reject(self, used: SecretStr | None) -> None:
+        """Forget a token the server refused, unless somebody renewed it meanwhile."""
+        if self._token is used:
+            self._token = None

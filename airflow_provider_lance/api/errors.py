@@ -1,0 +1,310 @@
+"""Every failed answer becomes one error with one sentence, whoever the server is.
+
+    WireError                    what came back, read from any of the error bodies in use
+      └─ lance_error(...)        → the class of ``lance_namespace.errors`` that says the same
+
+Two generations of error bodies are on the wire (``code`` a Lance code 0–23, or an HTTP status 400–600),
+besides plain text, HTML pages and nothing at all. Where a body's code contradicts the status, the status wins.
+``WireError`` itself needs no ``lance_namespace``: triggers use it inside the event loop.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.api.operations import Operation
+
+if TYPE_CHECKING:
+    import httpx
+    from lance_namespace.errors import LanceNamespaceError
+
+UNSUPPORTED, INVALID_INPUT, CONFLICT, FORBIDDEN, UNAUTHENTICATED = 0, 13, 14, 15, 16
+UNAVAILABLE, INTERNAL, THROTTLED = 17, 18, 21
+
+# The statuses that agree with a Lance code. 5xx agrees with INTERNAL only.
+_AGREEING = {
+    0: {400, 404, 405, 406, 500, 501},
+    1: {404},
+    2: {409},
+    3: {400, 409},
+    4: {404},
+    5: {409},
+    6: {404},
+    7: {409},
+    8: {404},
+    9: {409},
+    10: {404},
+    11: {404},
+    12: {400, 404},
+    13: {400, 413, 415, 422},
+    14: {409, 412},
+    15: {403},
+    16: {401},
+    17: {503, 502, 504},
+    18: {500},
+    19: {400, 409},
+    20: {400, 422},
+    21: {429},
+    22: {404},
+    23: {409},
+}
+_BY_STATUS = {
+    400: INVALID_INPUT,
+    401: UNAUTHENTICATED,
+    403: FORBIDDEN,
+    405: UNSUPPORTED,
+    406: UNSUPPORTED,
+    412: CONFLICT,
+    413: INVALID_INPUT,
+    415: INVALID_INPUT,
+    422: INVALID_INPUT,
+    429: THROTTLED,
+    501: UNSUPPORTED,
+    502: UNAVAILABLE,
+    503: UNAVAILABLE,
+    504: UNAVAILABLE,
+}
+_NOT_SUPPORTED = re.compile(r"\b(not (yet )?(supported|implemented)|unsupported|unimplemented)\b", re.IGNORECASE)
+_ADVICE = {
+    UNAUTHENTICATED: "Check the connection's credentials.",
+    FORBIDDEN: "The credentials are known, but may not do this.",
+}
+_MOST_TEXT = 2000
+
+
+class WireError(Exception):
+    """A request that failed, in words for the person who reads the log.
+
+    ``code`` is the Lance error code (``None`` where the server used one we do not know), ``status`` the HTTP
+    status (``None`` when no answer came), ``lance_body`` whether the answer was a Lance error body at all.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int | None,
+        status: int | None = None,
+        operation: str = "",
+        instance: str | None = None,
+        request_id: str | None = None,
+        lance_body: bool = False,
+        route_missing: bool = False,
+        unknown_outcome: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.operation = operation
+        self.instance = instance
+        self.request_id = request_id
+        self.lance_body = lance_body
+        self.route_missing = route_missing
+        self.unknown_outcome = unknown_outcome
+
+    @property
+    def transient(self) -> bool:
+        """The same request may succeed later without anybody changing anything."""
+        if self.code in {UNSUPPORTED, INVALID_INPUT}:
+            return False
+        return self.status is None or self.status == 429 or self.status >= 500
+
+
+def read_answer_error(operation: Operation, target: str, response: httpx.Response) -> WireError:
+    """Read a failed answer, whatever its body."""
+    status = response.status_code
+    body = _json_object(response)
+    own_code, said, instance, lance_body = _read_body(body)
+    if body is None:
+        said = _plain_text(response)
+    bare = not lance_body and (not said or said.strip().lower() in {"not found", "404 page not found"})
+    route_missing = (status == 404 and operation.optional and bare) or status == 405
+    code: int | None
+    says_unsupported = bool(said and _NOT_SUPPORTED.search(said)) and own_code in {None, UNSUPPORTED, INTERNAL}
+    if route_missing or (says_unsupported and status not in {401, 403}):
+        code = UNSUPPORTED
+    elif own_code is not None and own_code not in _AGREEING:
+        code = None  # a newer server's code: keep it in words, do not guess a class
+    elif own_code is not None and status in _AGREEING[own_code]:
+        code = own_code
+    else:
+        code = _code_of_status(status, operation, said)
+    request_id = response.headers.get("x-request-id") or response.headers.get("x-amzn-requestid")
+    name = _code_name(code) if code is not None else f"unknown Lance error code {own_code}"
+    if 300 <= status < 400:
+        said = f"the server redirects to {response.headers.get('location', 'nowhere')}: check the address and base path"
+    if route_missing:
+        said = "the server has no such route" + (f" ({said})" if said and not bare else "")
+    message = f"{operation.name} {target} failed with HTTP {status} ({name}): {said or 'the server gave no reason'}"
+    trace = ", ".join(
+        f"{label} {value}" for label, value in (("instance", instance), ("request id", request_id)) if value
+    )
+    if trace:
+        message += f" [{trace}]"
+    if code in _ADVICE:
+        message += f" {_ADVICE[code]}"
+    return WireError(
+        message,
+        code=code,
+        status=status,
+        operation=operation.name,
+        instance=instance,
+        request_id=request_id,
+        lance_body=lance_body,
+        route_missing=route_missing,
+    )
+
+
+def own_lance_code(response: httpx.Response) -> int | None:
+    """The Lance code in an error body, if it has one (for the retry decision)."""
+    return _read_body(_json_object(response))[0]
+
+
+def no_answer_error(operation: Operation, target: str, url: str, error: Exception, *, sent: bool) -> WireError:
+    """No answer came: say what was tried and what to check."""
+    reason = str(error).strip() or type(error).__name__
+    kind = type(error).__name__
+    if kind == "ConnectError":
+        lowered = reason.lower()
+        if "certificate" in lowered or "ssl" in lowered:
+            advice = "TLS failed: check the CA bundle (`verify`), the host name, or whether the server speaks https."
+        elif "name or service" in lowered or "nodename" in lowered or "name resolution" in lowered:
+            advice = "The host name is unknown: check the connection's host."
+        else:
+            advice = "Check that the server runs there, its host and port."
+    elif kind in {"ConnectTimeout", "PoolTimeout"}:
+        advice = "No connection in time: check the address, a firewall, or raise `connect_timeout`."
+    elif kind in {"ReadTimeout", "WriteTimeout"}:
+        advice = "The server did not answer in time: raise `timeout`, or look at the server."
+    elif kind in {"UnsupportedProtocol", "InvalidURL", "ProxyError"}:
+        advice = "Check the connection's host, schema and proxy."
+    else:
+        advice = "The connection broke before the answer was complete."
+    if sent:
+        advice += " The request may have been carried out."
+    return WireError(
+        f"{operation.name} {target} got no answer from {url}: {reason}. {advice}",
+        code=UNAVAILABLE,
+        operation=operation.name,
+        unknown_outcome=sent,
+    )
+
+
+def junk_answer_error(operation: Operation, target: str, response: httpx.Response, problem: str) -> WireError:
+    """A success status with an answer that cannot be read."""
+    kind = response.headers.get("content-type", "no content type")
+    return WireError(
+        f"{operation.name} {target} was answered with HTTP {response.status_code}, but its answer ({kind}) "
+        f"cannot be read: {problem}. Is this address really a Lance namespace server?",
+        code=INTERNAL,
+        status=response.status_code,
+        operation=operation.name,
+        unknown_outcome=True,
+    )
+
+
+def lance_error(error: WireError) -> LanceNamespaceError:
+    """The ``lance_namespace.errors`` class that says the same; keeps status, instance and request id as attributes."""
+    from lance_namespace.errors import LanceNamespaceError, from_error_code
+
+    if error.code is None:
+        result: LanceNamespaceError = LanceNamespaceError(str(error))
+    else:
+        result = from_error_code(error.code, str(error))
+    for name in ("status", "operation", "instance", "request_id", "lance_body", "unknown_outcome", "transient"):
+        setattr(result, name, getattr(error, name))
+    return result
+
+
+def _read_body(body: dict[str, Any] | None) -> tuple[int | None, str, str | None, bool]:
+    """``(Lance code, what it says, instance, is it a Lance error body)`` of either generation."""
+    if body is None:
+        return None, "", None, False
+    nested = body.get("error")
+    if isinstance(nested, dict):  # {"error": {"message": …, "code": …}} as some gateways wrap it
+        body = {**nested, "error": nested.get("error") or nested.get("message")}
+    code = body.get("code")
+    code = code if isinstance(code, int) and not isinstance(code, bool) else None
+    sentences = [body.get(key) for key in ("error", "title", "message", "detail")]
+    texts: list[str] = []
+    for sentence in sentences:
+        text = sentence.strip() if isinstance(sentence, str) else ""
+        if text and not any(text in other for other in texts):
+            texts.append(text)
+    instance = body.get("instance")
+    generation_known = code is not None or "error" in body or ("type" in body and "detail" in body)
+    lance_code = code if code is not None and not 400 <= code <= 600 else None
+    said = ": ".join(texts)[:_MOST_TEXT]
+    return lance_code, said, instance if isinstance(instance, str) and instance else None, generation_known
+
+
+def _json_object(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        body = json.loads(response.content)
+    except (ValueError, UnicodeDecodeError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _plain_text(response: httpx.Response) -> str:
+    text = response.content[: 20 * _MOST_TEXT].decode("utf-8", "replace").strip()
+    if "<" in text and re.search(r"<(!doctype|html|head|body|title)\b", text, re.IGNORECASE):
+        title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+        page = re.sub(r"<(script|style)\b.*?</\1>", " ", text, flags=re.IGNORECASE | re.DOTALL)
+        text = "an HTML page: " + (title[1] if title else re.sub(r"<[^>]*>", " ", page))
+        text = html.unescape(text)
+    return re.sub(r"\s+", " ", text)[:400]
+
+
+def _code_of_status(status: int, operation: Operation, said: str) -> int:
+    if status == 404:
+        return _missing_code(operation, said)
+    if status == 409:
+        return operation.taken
+    return _BY_STATUS.get(status, INVALID_INPUT if status < 500 else INTERNAL)
+
+
+def _missing_code(operation: Operation, said: str) -> int:
+    """Which object a 404 without a code is about: the operation's own, unless the words name its table."""
+    table, namespace = 4, 1
+    lowered = said.lower()
+    if operation.missing not in {table, namespace} and "/table/" in operation.path:
+        own_word = {6: "index", 8: "tag", 11: "version", 12: "column", 22: "branch"}[operation.missing]
+        if own_word not in lowered and "table" in lowered:
+            return table
+    return operation.missing
+
+
+def _code_name(code: int) -> str:
+    return _NAMES[code] if 0 <= code < len(_NAMES) else f"code {code}"
+
+
+_NAMES = (
+    "Unsupported",
+    "NamespaceNotFound",
+    "NamespaceAlreadyExists",
+    "NamespaceNotEmpty",
+    "TableNotFound",
+    "TableAlreadyExists",
+    "TableIndexNotFound",
+    "TableIndexAlreadyExists",
+    "TableTagNotFound",
+    "TableTagAlreadyExists",
+    "TransactionNotFound",
+    "TableVersionNotFound",
+    "TableColumnNotFound",
+    "InvalidInput",
+    "ConcurrentModification",
+    "PermissionDenied",
+    "Unauthenticated",
+    "ServiceUnavailable",
+    "Internal",
+    "InvalidTableState",
+    "TableSchemaValidationError",
+    "Throttling",
+    "TableBranchNotFound",
+    "TableBranchAlreadyExists",
+)
