@@ -12,7 +12,7 @@ venv:            ## build .venv (reused while pyproject.toml and constraints.txt
 	@scripts/venv
 
 demo: venv       ## the whole story, end to end, on this machine
-	@$(PY) -m airflow_provider_lance.demo
+	@$(PY) scripts/demo.py
 
 test: lint       ## lint and every test; what CI runs
 	@$(PY) -m pytest tests

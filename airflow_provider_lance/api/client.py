@@ -117,6 +117,8 @@ def _fields(operation: Operation, request: Any) -> dict[str, Any]:
         request = {}
     if isinstance(request, Mapping):
         fields = dict(request)
+        if isinstance(fields.get("on"), str):  # one merge key, as the spec had it before it took several
+            fields["on"] = [fields["on"]]
         if operation.request is not None:
             _validate(operation, fields)
         return fields

@@ -32,7 +32,7 @@ def parse_id(identifier: Identifier | None, delimiter: str = DEFAULT_DELIMITER) 
             f"An identifier is a string like 'sales{delimiter}orders' or a list of strings, "
             f"not {type(identifier).__name__}."
         )
-    if parts == [delimiter]:
+    if parts in ([], [delimiter]):
         return []
     for position, part in enumerate(parts, start=1):
         if not isinstance(part, str):
@@ -48,15 +48,15 @@ def parse_id(identifier: Identifier | None, delimiter: str = DEFAULT_DELIMITER) 
             )
         if not _encodable(part):
             raise InvalidIdentifierError(f"Part {position} of the identifier is not valid Unicode text.")
-        if part in {".", ".."}:
-            # Dots survive percent-encoding, and clients and proxies fold them into another path.
-            raise InvalidIdentifierError(f"Part {position} of the identifier is {part!r}, which no URL can carry.")
     joined = delimiter.join(parts)
     if joined.split(delimiter) != parts:
         # With a delimiter of several characters, a part's end can form it with its neighbour's start.
         raise InvalidIdentifierError(
             f"The identifier {parts!r} cannot be joined with {delimiter!r} and split again into the same parts."
         )
+    if joined in {".", ".."}:
+        # Dots survive percent-encoding, and clients and proxies fold such a segment into another path.
+        raise InvalidIdentifierError(f"The identifier is {joined!r}, which no URL can carry.")
     return parts
 
 

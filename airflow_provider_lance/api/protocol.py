@@ -69,6 +69,7 @@ class Protocol:
         self.settings = settings
         #: Whether the server lists jobs by their ids; ``None`` until it was asked.
         self.filters_jobs: bool | None = None
+        self._timeout = httpx.Timeout(settings.timeout, connect=settings.connect_timeout).as_dict()
 
     def call(self, operation: Operation, fields: Mapping[str, Any], data: Any = None) -> Flow:
         """One operation with its retries; returns a :class:`Reply`."""
@@ -76,7 +77,6 @@ class Protocol:
         body = ArrowBody(data) if operation.body is Body.ARROW else None
         refused: ValueError | None = None
         try:
-            target = self._target(operation, fields)
             request = self.build(operation, fields, body)
         except (InvalidIdentifierError, InvalidSettingsError) as error:
             refused = error
@@ -95,8 +95,8 @@ class Protocol:
             # Raised outside of the except block: a chained httpx frame would show header values in a traceback.
             if response is not None:
                 if response.status_code in operation.statuses:
-                    return self._read(operation, target, response)
-                failure = errors.read_answer_error(operation, target, response)
+                    return self._read(operation, fields, response)
+                failure = errors.read_answer_error(operation, self._target(operation, fields), response)
                 code = errors.own_lance_code(response)
                 again = failure.code != errors.UNSUPPORTED and may_retry_answer(
                     response.status_code, response.headers, code, replayable=operation.replayable
@@ -107,7 +107,11 @@ class Protocol:
                 assert broken is not None
                 again = may_retry_error(broken, replayable=operation.replayable)
                 failure = errors.no_answer_error(
-                    operation, target, str(request.url), broken, sent=not isinstance(broken, NEVER_SENT)
+                    operation,
+                    self._target(operation, fields),
+                    str(request.url),
+                    broken,
+                    sent=not isinstance(broken, NEVER_SENT),
                 )
                 wait = None
             if again and attempt < policy.attempts and (body is None or body.can_send):
@@ -250,7 +254,11 @@ class Protocol:
             path = path.replace("{index_name}", quote_id([str(index)]))
         if settings.delimiter != DEFAULT_DELIMITER:
             query.append(("delimiter", settings.delimiter))
-        query += [(name, _query_value(fields[name])) for name in operation.query if fields.get(name) is not None]
+        for name in operation.query:
+            value = fields.get(name)
+            for item in value if isinstance(value, list) else [value]:
+                if item is not None:
+                    query.append((name, _query_value(item)))
         headers = context_headers(fields.get("context") or {})
         identity = fields.get("identity") or {}
         if identity.get("api_key"):
@@ -271,7 +279,7 @@ class Protocol:
             params=tuple(query) or None,
             headers=settings.headers | headers,
             content=content,
-            extensions={"timeout": httpx.Timeout(settings.timeout, connect=settings.connect_timeout).as_dict()},
+            extensions={"timeout": self._timeout},
         )
         if body is not None:
             request.stream = body
@@ -293,7 +301,7 @@ class Protocol:
             return repr(self.settings.delimiter.join(self._parts(fields.get("id"))) or "the root namespace")
         return f"of job {fields['job_id']!r}" if fields.get("job_id") else f"at {self.settings.base_url}"
 
-    def _read(self, operation: Operation, target: str, response: httpx.Response) -> Reply:
+    def _read(self, operation: Operation, fields: Mapping[str, Any], response: httpx.Response) -> Reply:
         answer = operation.answer
         value: Any = None
         problem = ""
@@ -308,7 +316,7 @@ class Protocol:
                 value, problem = response.text, ""
             value, problem = _shape(answer, value, problem)
         if problem:
-            raise errors.junk_answer_error(operation, target, response, problem)
+            raise errors.junk_answer_error(operation, self._target(operation, fields), response, problem)
         return Reply(value, response.headers, response.status_code)
 
 
@@ -333,7 +341,7 @@ def _shape(answer: Answer, value: Any, problem: str) -> tuple[Any, str]:
 def _query_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, Mapping | list):
+    if isinstance(value, Mapping):
         return json.dumps(value)
     return str(value)
 

@@ -1,0 +1,133 @@
+"""Everything on one machine: the namespace server and Airflow as child processes that end with their parent.
+
+Shared by ``make demo`` and ``make ui``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+def fail(sentence: str) -> NoReturn:
+    print(sentence, file=sys.stderr)
+    raise SystemExit(1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Local:
+    """Child processes of one folder; leaving the context ends all of them and everything they started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.airflow_home = folder / "airflow"
+        self.namespace_url = ""
+        self.children: list[subprocess.Popen[bytes]] = []
+        self._mark = f"AIRFLOW_LANCE_LOCAL={folder}:{os.getpid()}"
+        try:
+            java = java_environment()
+        except JavaNotFoundError as error:
+            fail(str(error))
+        self.environment = {
+            **os.environ,
+            **java,
+            "AIRFLOW_HOME": str(self.airflow_home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+            "PYTHONWARNINGS": "ignore",
+            **dict([self._mark.split("=", 1)]),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+
+    def bin(self, name: str) -> str:
+        return str(Path(sys.executable).parent / name)
+
+    def start(self, name: str, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+        """Start a child with its output in ``<name>.log``."""
+        log = (self.folder / f"{name}.log").open("ab")
+        child = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            start_new_session=True,
+        )
+        log.close()
+        self.children.append(child)
+        return child
+
+    def start_namespace(self, port: int = 0) -> str:
+        """Start ``airflow-lance serve`` over ``tables/`` and wait until it is ready."""
+        tables = self.folder / "tables"
+        tables.mkdir(parents=True, exist_ok=True)
+        child = self.start(
+            "namespace", [self.bin("airflow-lance"), "serve", "--root", str(tables), "--port", str(port)]
+        )
+        log = self.folder / "namespace.log"
+        until = time.monotonic() + 90
+        while time.monotonic() < until and child.poll() is None:
+            found = re.search(r"(http://\S+?)(?:/ui)?\s", log.read_text())
+            if found:
+                self.namespace_url = found[1].rstrip("/")
+                self.environment["AIRFLOW_CONN_LANCE_DEFAULT"] = json.dumps(
+                    {"conn_type": "lance", "host": self.namespace_url}
+                )
+                return self.namespace_url
+            time.sleep(0.1)
+        fail(f"The namespace server did not start:\n{log.read_text()[-2000:]}")
+
+    def prepare_airflow(self) -> None:
+        """Create Airflow's database."""
+        child = self.start("airflow-db", [self.bin("airflow"), "db", "migrate"])
+        if child.wait(180):
+            fail(f"Airflow's database could not be made:\n{(self.folder / 'airflow-db.log').read_text()[-2000:]}")
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._signal(signal.SIGTERM)
+        until = time.monotonic() + 15
+        for child in reversed(self.children):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.1, until - time.monotonic()))
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To every process that inherited our mark: Spark drivers live in sessions of their own, by design."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, ValueError):
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), number)
+        for child in self.children:  # where there is no /proc
+            with contextlib.suppress(OSError):
+                os.killpg(child.pid, number)
