@@ -6,6 +6,7 @@ The only module that decides Spark settings. Settings a deployment made itself a
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -58,6 +59,9 @@ def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str
             builder = builder.config("spark.driver.extraJavaOptions", driver_java_options(os.environ["JAVA_HOME"]))
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
+    if (master or given.get("spark.master", DEFAULT_MASTER) or "").startswith("local"):
+        # Otherwise workers are whatever python3 comes first on the PATH, without pylance.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = builder.getOrCreate()
     if not session.sparkContext.master.startswith("local"):
         ship_package(session.sparkContext)

@@ -99,7 +99,7 @@ class UdfEnvelope:
         if backend not in BACKENDS:
             raise UdfError(
                 f"the function's udf_backend is {backend!r}; this engine runs {' and '.join(BACKENDS)} only. The "
-                "column is kept as it is: fill it with the system that declared it, or declare it again with one of these."
+                "column is left alone: fill it with the system that declared it, or declare it again with one of these."
             )
         try:
             document = json.loads(base64.b64decode(text, validate=True))

@@ -1,0 +1,88 @@
+"""What pylance's exceptions mean, as the classes of ``lance_namespace.errors`` and in words without Rust in them.
+
+pylance raises the right class for most things, and ``InternalError``, ``ValueError``, ``OSError``, ``RuntimeError``
+or ``NotImplementedError`` with the reason in its text for the rest. A caller's mistake must not read as a server fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InternalError,
+    InvalidInputError,
+    LanceNamespaceError,
+    ServiceUnavailableError,
+    TableAlreadyExistsError,
+    TableColumnNotFoundError,
+    TableNotFoundError,
+    TableSchemaValidationError,
+    TableTagNotFoundError,
+    TableVersionNotFoundError,
+    UnsupportedOperationError,
+)
+
+_MEANINGS: tuple[tuple[str, type[LanceNamespaceError]], ...] = (
+    (r"\bnot (yet )?(supported|implemented)\b|NotSupported|NotImplemented|unimplemented", UnsupportedOperationError),
+    (r"Append with different schema|SchemaMismatch|schema mismatch|fields did not match", TableSchemaValidationError),
+    (r"CommitConflict|commit conflict|concurrent (transaction|modification)|WriteContention", ConcurrentModificationError),
+    (r"DatasetAlreadyExists|Dataset already exists", TableAlreadyExistsError),
+    (r"tag \S+ does not exist", TableTagNotFoundError),
+    (r"checkout version|_versions/\d+\.manifest was not found", TableVersionNotFoundError),
+    (r"Column \S+ does not exist|column '\S+' does not exist", TableColumnNotFoundError),
+    (r"already exists in the dataset|Type conflicts between", InvalidInputError),
+    (r"InvalidInput\b|Invalid user input|Invalid input|FieldNotFound|SchemaError|Schema error|sql parser error", InvalidInputError),
+    (r"Error during planning|Failed to (coerce|read IPC stream)|No field named|ArrowInvalid|Arrow error", InvalidInputError),
+    (r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory", TableNotFoundError),
+    (r"(?i)timed out|connection (refused|reset)|error sending request|SlowDown|ServiceUnavailable", ServiceUnavailableError),
+)
+_COMPILED = tuple((re.compile(pattern), kind) for pattern, kind in _MEANINGS)
+_PLACES = (
+    re.compile(r",? ?(location: )?Location \{[^}]*\}"),
+    re.compile(r",? ?backtrace: \w+"),
+    re.compile(r",? ?(location: )?/\S+\.rs:\d+(:\d+)?"),
+)
+_WRAPPERS = re.compile(r"^(Namespace error: |Internal error: |Invalid user input: |Encountered internal error\. [^.]*\. )+")
+_LONGEST = 1500
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise what pylance raised inside as the error it means."""
+    try:
+        yield
+    except Exception as error:
+        meaning = translate(error)
+        if meaning is error:
+            raise
+        raise meaning from error
+    except BaseException as error:
+        # A Rust panic arrives as pyo3's PanicException, which is no Exception; it must not end a server's thread.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InternalError(f"Lance gave up on this request: {_plain(str(error))}") from error
+
+
+def translate(error: Exception) -> Exception:
+    """The error to raise instead; errors that already say what they mean, and our own bugs, stay as they are."""
+    if isinstance(error, NotImplementedError):
+        return UnsupportedOperationError(_plain(str(error)))
+    if isinstance(error, LanceNamespaceError):
+        if not isinstance(error, InternalError | ConcurrentModificationError):
+            return error
+    elif not isinstance(error, ValueError | OSError | RuntimeError):
+        return error
+    text = str(error)
+    for pattern, kind in _COMPILED:
+        if pattern.search(text):
+            return error if type(error) is kind else kind(_plain(text))
+    return error if isinstance(error, LanceNamespaceError) else InternalError(_plain(text))
+
+
+def _plain(text: str) -> str:
+    for place in _PLACES:
+        text = place.sub("", text)
+    return _WRAPPERS.sub("", text).strip()[:_LONGEST] or "Lance gave no reason."
