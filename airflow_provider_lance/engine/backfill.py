@@ -92,7 +92,7 @@ class _Backfill:
     def run(self) -> dict[str, Any]:
         self.record = load_record(self.files, self.folder, self.rule.fingerprint, self.input_ids, self.target_ids)
         self.saved_version = self.record.version
-        self.record.follow(self.pinned, self._open)
+        self.record.follow(self.table, self.pinned, self._open)
         remains = read_remains(self.files, self.folder)
         self.finished = self._usable(remains.finished)
         self.parts = remains.parts_by_key()
@@ -143,7 +143,7 @@ class _Backfill:
                     return
                 self.reporter.check()
                 dataset = self._open()
-                self.record.follow(dataset, self._open)
+                self.record.follow(self.table, dataset, self._open)
                 self.finished |= {filled.key: filled for filled in conflicts}
                 plan = self._plan(dataset)
                 self.reporter.event(
@@ -209,6 +209,7 @@ class _Backfill:
                     task = pending.pop(future)
                     result = self._answer(future)
                     self.meter.task_done(result.task, result.figures)
+                    self._check_failures()
                     self.rows_computed += result.rows_computed
                     for filled in result.filled:
                         publisher.add(filled)
@@ -290,20 +291,20 @@ class _Backfill:
         if not isinstance(marker, dict) or marker.get("job_id") != self.context.job_id:
             return
         self.source_version = int(marker["source_version"])
-        self.published.recall(self._open(), self.source_version, self.context.job_id)
+        self.published.recall(self.table, self._open(), self.source_version, self.context.job_id)
         if self.published.fragments:
             earlier = self.published.fragments
             self.reporter.event(f"Continuing: {earlier} fragments were committed by an earlier attempt")
 
     def _finish(self, plan: Plan) -> dict[str, Any]:
         head = self._open()
-        self.record.follow(head, self._open)
+        self.record.follow(self.table, head, self._open)
         if self.published.version is not None or self.record.version - self.saved_version > 50:
             self.record.prune(head)
             save_record(self.files, self.folder, self.record)
         faults.reach("record-saved")
         if plan.fragments or self.files.exists(self._marker):
-            removed = remove_orphans(self.files, self.folder, head, self.target_ids)
+            removed = remove_orphans(self.table, self.files, self.folder, head, self.target_ids)
             self.files.delete(self._marker)
             log.info("Removed %d files of finished and dead attempts", len(removed))
         return self._result()
@@ -329,7 +330,7 @@ class _Backfill:
         if self.request.where is not None:
             return max(0, self.scope_rows - self.published.assigned)
         head = self._open()
-        self.record.follow(head, self._open)
+        self.record.follow(self.table, head, self._open)
         remaining = 0
         for fragment in head.get_fragments():
             entry = self.record.get(identify(fragment.metadata, self.input_ids, self.target_ids))

@@ -7,9 +7,11 @@ got lost is settled here, by looking for the commit's own id in the table's hist
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 JOB_ID = "job_id"
 COMMIT_ID = "commit_id"
 ATTEMPTS = 4
+_FEW_VERSIONS = 32
+_READERS = 16
 
 
 class CommitConflict(Exception):
@@ -93,15 +97,32 @@ class Committer:
     def find(self, after: int, commit_id: str) -> int | None:
         """The version after ``after`` whose transaction carries ``commit_id``."""
         head = self.table.open()
-        for version in range(head.version, after, -1):
-            transaction = read_transaction(head, version)
+        for version, transaction in read_transactions(self.table, head, after):
             if transaction is not None and (transaction.transaction_properties or {}).get(COMMIT_ID) == commit_id:
                 return version
         return None
 
 
-def read_transaction(dataset: LanceDataset, version: int) -> Any | None:
-    """A version's transaction, or None where it was cleaned up or is of a kind this pylance cannot read."""
+def read_transactions(table: TableRef, head: LanceDataset, after: int) -> Iterator[tuple[int, Any | None]]:
+    """The transactions after a version up to ``head``, in order; None where one was cleaned up or cannot be read."""
+    versions = range(after + 1, head.version + 1)
+    if len(versions) <= _FEW_VERSIONS:
+        for version in versions:
+            yield version, _read_transaction(head, version)
+        return
+    # A dataset object reads one transaction at a time ("Already borrowed"): each thread has its own.
+    own = threading.local()
+
+    def read(version: int) -> Any | None:
+        if not hasattr(own, "dataset"):
+            own.dataset = table.open(head.version)
+        return _read_transaction(own.dataset, version)
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        yield from zip(versions, pool.map(read, versions), strict=True)
+
+
+def _read_transaction(dataset: LanceDataset, version: int) -> Any | None:
     try:
         return dataset.read_transaction(version)
     except (OSError, ValueError, NotImplementedError):

@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_lance.engine.commit import read_transaction
+from airflow_provider_lance.engine.commit import read_transactions
 from airflow_provider_lance.engine.identity import FragmentIdentity, identify
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-    from airflow_provider_lance.engine.table import TableFiles
+    from airflow_provider_lance.engine.table import TableFiles, TableRef
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ FAILED = "backfill.failed"
 
 # Beyond this many versions since the sidecar was written the record is given up: everything is computed again.
 MAX_VERSIONS = 10_000
-_READERS = 16
 
 
 @dataclass(frozen=True)
@@ -68,19 +66,18 @@ class FreshnessRecord:
             return None
         return entry
 
-    def follow(self, head: LanceDataset, open_version: Callable[[int], LanceDataset]) -> None:
+    def follow(self, table: TableRef, head: LanceDataset, open_version: Callable[[int], LanceDataset]) -> None:
         """Bring the record from its version to ``head``'s, transaction by transaction."""
         if head.version <= self.version or not self._needs_history(head):
             self.version = max(self.version, head.version)
             return
-        versions = range(max(1, self.version) + 1, head.version + 1)
-        if len(versions) > MAX_VERSIONS:
-            log.warning("%d versions since the last backfill: its record is not followed", len(versions))
-            versions = versions[-MAX_VERSIONS:]
-        with ThreadPoolExecutor(_READERS) as pool:
-            for transaction in pool.map(lambda version: read_transaction(head, version), versions):
-                if transaction is not None:
-                    self._apply(transaction, open_version)
+        after = max(1, self.version)
+        if head.version - after > MAX_VERSIONS:
+            log.warning("%d versions since the last backfill: the older ones are not read", head.version - after)
+            after = head.version - MAX_VERSIONS
+        for _, transaction in read_transactions(table, head, after):
+            if transaction is not None:
+                self._apply(transaction, open_version)
         self.version = head.version
 
     def _needs_history(self, head: LanceDataset) -> bool:

@@ -10,26 +10,25 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.engine.checkpoint import read_remains
-from airflow_provider_lance.engine.commit import read_transaction
+from airflow_provider_lance.engine.commit import read_transactions
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-    from airflow_provider_lance.engine.table import TableFiles
+    from airflow_provider_lance.engine.table import TableFiles, TableRef
 
 
 class History:
     """Since a version: when each fragment's targets were last replaced, and which files were committed for them."""
 
-    def __init__(self, head: LanceDataset, since: int, target_ids: frozenset[int]) -> None:
+    def __init__(self, table: TableRef, head: LanceDataset, since: int, target_ids: frozenset[int]) -> None:
         from lance import LanceOperation
 
         self.replaced: dict[int, int] = {}
         self.committed: set[str] = set()
         self.complete = True
         self.fragments = {fragment.fragment_id for fragment in head.get_fragments()}
-        for version in range(since + 1, head.version + 1):
-            transaction = read_transaction(head, version)
+        for version, transaction in read_transactions(table, head, since):
             if transaction is None:
                 self.complete = False
             elif isinstance(transaction.operation, LanceOperation.DataReplacement):
@@ -43,14 +42,16 @@ class History:
         return fragment_id not in self.fragments or self.replaced.get(fragment_id, 0) > version
 
 
-def remove_orphans(files: TableFiles, folder: str, head: LanceDataset, target_ids: frozenset[int]) -> list[str]:
+def remove_orphans(
+    table: TableRef, files: TableFiles, folder: str, head: LanceDataset, target_ids: frozenset[int]
+) -> list[str]:
     """Remove what is past; returns the paths. What may still be committed or resumed stays, with its journal."""
     remains = read_remains(files, folder)
     parts = remains.parts
     versions = [journal.read_version for journal in remains.journals] + [part.read_version for part in parts]
     if not versions:
         return []
-    history = History(head, min(versions), target_ids)
+    history = History(table, head, min(versions), target_ids)
     if not history.complete:
         return []  # a file that a cleaned-up version committed cannot be told from an orphan
     removed: list[str] = []

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine import faults
 from airflow_provider_lance.engine.checkpoint import FilledFragment
-from airflow_provider_lance.engine.commit import JOB_ID, CommitConflict, Committer, read_transaction
+from airflow_provider_lance.engine.commit import JOB_ID, CommitConflict, Committer, read_transactions
 from airflow_provider_lance.engine.context import JobError, Reporter
 from airflow_provider_lance.engine.freshness import FAILED, PARTIAL, RULE
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+    from airflow_provider_lance.engine.table import TableRef
 
 ROWS_ASSIGNED = "backfill.rows_assigned"
 ROWS_FAILED = "backfill.rows_failed"
@@ -33,10 +35,9 @@ class Published:
     samples: list[dict[str, Any]] = field(default_factory=list)
     files: dict[int, tuple[str, int]] = field(default_factory=dict)
 
-    def recall(self, head: LanceDataset, since: int, job_id: str) -> None:
+    def recall(self, table: TableRef, head: LanceDataset, since: int, job_id: str) -> None:
         """Add what earlier attempts of the same job committed after version ``since``: the transactions tell."""
-        for version in range(since + 1, head.version + 1):
-            transaction = read_transaction(head, version)
+        for version, transaction in read_transactions(table, head, since):
             properties = (transaction.transaction_properties if transaction else None) or {}
             if transaction is None or properties.get(JOB_ID) != job_id:
                 continue
