@@ -343,11 +343,11 @@ class _Backfill:
         return remaining
 
     def _progress_host(self, plan: Plan) -> str | None:
+        """The address executors reach this driver at; None is this machine."""
         if not plan.works:
             return None
-        host = self.context.spark.sparkContext.getConf().get("spark.driver.host")
-        master = self.context.spark.sparkContext.master
-        return None if master.startswith("local") else host
+        context = self.context.spark.sparkContext
+        return None if context.master.startswith("local") else context.getConf().get("spark.driver.host")
 
 
 def _last_words(error: Exception) -> str:

@@ -100,9 +100,8 @@ class ProgressMeter:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        # Wake the thread out of its wait: a refresh that takes 20 ms should not end with a pause of 250.
-        with contextlib.suppress(OSError):
-            self._socket.sendto(b"", self._socket.getsockname())
+        with contextlib.suppress(OSError):  # wakes the thread, which would otherwise sleep until its timeout
+            self._socket.sendto(b"", ("127.0.0.1", self.address.port))
         self._thread.join(timeout=5)
         self._socket.close()
         self._publish()

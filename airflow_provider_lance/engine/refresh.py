@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError
@@ -95,7 +96,15 @@ def _compute(
         mode, reason = "rebuild", str(because)
         context.reporter.event(f"rebuilding the view: {reason}")
         computed = kind.rebuild()
-    outcome = Outcome(points, mode, computed.rows_written, computed.rows_deleted, reason, computed.trimmed_to)
+    outcome = Outcome(
+        points,
+        mode,
+        computed.rows_written,
+        computed.rows_deleted,
+        computed.skipped,
+        reason,
+        computed.trimmed_to,
+    )
     return outcome, computed
 
 
@@ -114,12 +123,10 @@ def _follow(
     if not definition.incremental:
         what = "its table function sees all rows together" if definition.kind == "udtf" else "its query is Spark SQL"
         raise NotComparable(f"the source changed, and {what}")
-    if state.trimmed_to is not None or "output_limit" in request:
-        raise NotComparable("output_limit decides by the order of all rows")
     (name,) = definition.sources
     source = sources[name]
-    assert definition.select is not None
-    return kind.follow(find_changes(source, state.points[name], columns_read(definition.select, source.schema.names)))
+    columns = columns_read(kind.select, source.schema.names)
+    return kind.follow(find_changes(source, state.points[name], columns))
 
 
 def _kind(
@@ -136,7 +143,19 @@ def _kind(
     if definition.dialect == "lance" and definition.kind == "query":
         _check_still_holds(state, source.schema)
         return QueryView(work)
-    raise JobError("plan", f"views of kind {definition.kind} in {definition.dialect} SQL cannot be refreshed yet")
+    if definition.dialect == "lance" and definition.kind == "chunker":
+        from airflow_provider_lance.engine.chunker import ChunkerView
+
+        assert definition.select is not None
+        output_schema(definition.select, source.schema)
+        return ChunkerView(work)
+    if definition.dialect == "lance" and definition.kind == "udtf":
+        from airflow_provider_lance.engine.udtf import UdtfView
+
+        return UdtfView(work)
+    from airflow_provider_lance.engine.spark_view import SparkView
+
+    return SparkView(work, {name: (_table(context, name), dataset) for name, dataset in sources.items()})
 
 
 def _check_still_holds(state: ViewState, source: pa.Schema) -> None:
@@ -159,32 +178,34 @@ def _finish(context: JobContext, view: ViewTable, state: ViewState, outcome: Out
     context.reporter.event("finishing a refresh that was interrupted between its two commits")
     context.reporter.check_commit()
     version = write_bookmark(view, state.version, outcome, context.job_id)
-    explained = Outcome(
-        outcome.points,
-        outcome.mode,
-        outcome.rows_written,
-        outcome.rows_deleted,
-        "finished a refresh that was interrupted between its two commits",
-    )
-    return _result(explained, version)
+    return _result(replace(outcome, reason="finished a refresh that was interrupted between its two commits"), version)
 
 
 def _up_to_date(state: ViewState, points: Mapping[str, SourcePoint], request: Mapping[str, Any]) -> bool:
     if request.get("full") or state.points != points:
         return False
-    return state.trimmed_to == request.get("output_limit") or "output_limit" not in request and state.trimmed_to is None
+    return state.trimmed_to == request.get("output_limit") or _fits(state, request.get("output_limit"))
+
+
+def _fits(state: ViewState, limit: int | None) -> bool:
+    """Whether a view that was not cut is within ``limit`` anyway."""
+    return state.trimmed_to is None and (limit is None or state.dataset.count_rows() <= limit)
 
 
 def _result(outcome: Outcome, version: int) -> dict[str, Any]:
     first = next(iter(outcome.points.values()))
-    result = {
+    result: dict[str, Any] = {
         "mode": outcome.mode,
         "rows_written": outcome.rows_written,
         "rows_deleted": outcome.rows_deleted,
         "source_version": first.version,
         "version": version,
     }
-    return result if outcome.reason is None else {**result, "reason": outcome.reason}
+    if outcome.rows_failed:
+        result["rows_failed"] = outcome.rows_failed
+    if outcome.reason is not None:
+        result["reason"] = outcome.reason
+    return result
 
 
 def _view(context: JobContext) -> ViewTable:

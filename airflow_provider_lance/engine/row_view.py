@@ -29,6 +29,7 @@ from airflow_provider_lance.engine.scan_tasks import (
 )
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.udtf_spec import UdtfSpec
 from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID
 from airflow_provider_lance.engine.view_rows import delete_source_rows
 from airflow_provider_lance.engine.view_table import RowChanges, ViewState
@@ -88,6 +89,8 @@ class QueryProducer:
 class QueryView:
     """``SELECT … FROM one table [WHERE …] [LIMIT n]``."""
 
+    driver_rows = DRIVER_ROWS
+
     def __init__(self, work: Work) -> None:
         assert work.state.definition.select is not None
         self.work = work
@@ -102,7 +105,7 @@ class QueryView:
 
     def rebuild(self) -> Computed:
         """All rows anew; the old fragments go in the same commit."""
-        written = self._rows(None, None, self.select.limit)
+        written = self.rows(None, None, self.select.limit)
         return replaced(self.work.state, written)
 
     def follow(self, changes: Changes) -> Computed:
@@ -114,20 +117,23 @@ class QueryView:
                 raise NotComparable("rows of the source were updated or deleted, and a LIMIT decides by their order")
             limit = max(0, limit - self.work.state.dataset.count_rows())
         updated, removed, deleted = delete_source_rows(self.work.state.dataset, gone)
-        written = self._rows(changes.fragments, changes.written, limit) if changes.fragments else []
+        written = self.rows(changes.fragments, changes.written, limit) if changes.fragments else []
         new = [fragment for one in written for fragment in one.metadata()]
-        return Computed(RowChanges(new, updated, removed), sum(one.rows for one in written), deleted)
+        skipped = sum(one.skipped for one in written)
+        return Computed(RowChanges(new, updated, removed), sum(one.rows for one in written), deleted, skipped=skipped)
 
-    def _rows(self, fragments: tuple[int, ...] | None, extra: str | None, limit: int | None) -> list[Written]:
+    def rows(self, fragments: tuple[int, ...] | None, extra: str | None, limit: int | None) -> list[Written]:
         work = self.work
-        producer = self.producer(extra)
         rows = changed_rows(work.source, fragments, extra)
+        if not rows:
+            return []
+        producer = self.producer(extra)
         if limit is not None:
             # In order and only so many: that is one reader's work.
             everything = tuple(f.fragment_id for f in work.source.get_fragments()) if fragments is None else fragments
-            tasks = [ScanTask(0, everything, limit, limit=limit)] if limit and rows else []
+            tasks = [ScanTask(0, everything, limit, limit=limit)] if limit else []
             return run_in_driver(tasks, producer, work.target, work.meter)
-        return run_tasks(work, producer, fragments, extra, rows, driver_rows=DRIVER_ROWS)
+        return run_tasks(work, producer, fragments, extra, rows, driver_rows=self.driver_rows, udtf=work.state.definition.udtf)
 
 
 def run_tasks(
@@ -138,10 +144,9 @@ def run_tasks(
     rows: int,
     *,
     driver_rows: int,
+    udtf: UdtfSpec | None = None,
 ) -> list[Written]:
     """Cut ``rows`` source rows into tasks and run them where that is cheaper, honouring the request's sizes."""
-    if not rows:
-        return []
     work.meter.phase("compute", rows_total=rows, fragments_total=len(fragments or work.source.get_fragments()))
     size = work.request.get("source_task_size")
     small = rows <= driver_rows and _bytes(work.source, fragments, rows) <= DRIVER_BYTES
@@ -168,6 +173,7 @@ def run_tasks(
         work.meter,
         concurrency=work.request.get("concurrency"),
         threads=work.request.get("intra_applier_concurrency"),
+        udtf=udtf,
     )
 
 

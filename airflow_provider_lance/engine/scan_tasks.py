@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobContext
 from airflow_provider_lance.engine.progress import ProgressAddress, ProgressMeter, ProgressSender, TaskFigures
+from airflow_provider_lance.engine.resources import with_resources
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.udtf_spec import UdtfSpec
 
 if TYPE_CHECKING:
     import lance
@@ -147,7 +149,7 @@ def run_in_driver(tasks: Sequence[ScanTask], producer: Producer, target: Target,
     done = []
     for task in tasks:
         figures = TaskFigures()
-        done.append(_run_task(task, producer, target, figures))
+        done.append(write_task(task, producer, target, figures))
         meter.task_done(f"driver-{task.index}", replace(figures, fragments=len(task.fragments)))
     return done
 
@@ -161,13 +163,17 @@ def run_on_spark(
     *,
     concurrency: int | None = None,
     threads: int | None = None,
+    udtf: UdtfSpec | None = None,
 ) -> list[Written]:
     """Run tasks in Spark's Python workers, ``concurrency`` at once with ``threads`` each; results in task order."""
     spark = context.spark.sparkContext
     slices = _slices(tasks, min(len(tasks), concurrency or default_parallelism(spark) * TASKS_PER_CORE))
     worker = _Worker(producer, target, threads or 1, meter.address)
     spark.setJobGroup(context.job_id, "refresh a materialized view", interruptOnCancel=True)
-    results = spark.parallelize(slices, len(slices)).mapPartitionsWithIndex(worker).collect()
+    rdd = spark.parallelize(slices, len(slices))
+    if udtf is not None:
+        rdd = with_resources(rdd, spark, udtf)
+    results = rdd.mapPartitionsWithIndex(worker).collect()
     for number, figures in {number: figures for number, figures, _ in results}.items():
         meter.task_done(f"task-{number}", figures)
     return sorted((written for _, _, many in results for written in many), key=lambda written: written.index)
@@ -189,7 +195,7 @@ class _Worker:
         sender = ProgressSender(self.address, f"task-{number}")
 
         def run(task: ScanTask) -> Written:
-            written = _run_task(task, self.producer, self.target, sender.figures)
+            written = write_task(task, self.producer, self.target, sender.figures)
             sender.figures.fragments += len(task.fragments)
             sender.tick()
             return written
@@ -205,7 +211,8 @@ class _Worker:
         yield number, sender.figures, done
 
 
-def _run_task(task: ScanTask, producer: Producer, target: Target, figures: TaskFigures) -> Written:
+def write_task(task: ScanTask, producer: Producer, target: Target, figures: TaskFigures) -> Written:
+    """Write what ``producer`` yields for ``task`` as fragments of the view, one batch in memory at a time."""
     import pyarrow as pa
     from lance.fragment import write_fragments
 

@@ -8,7 +8,7 @@ Expressions are never interpreted here: whoever runs them validates them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
@@ -171,6 +171,31 @@ def table_names(sql: str) -> tuple[tuple[str, ...], ...]:
             continue
         found.append(parts)
     return tuple(found)
+
+
+def rename_tables(sql: str, names: Mapping[str, str]) -> str:
+    """``sql`` with its tables (by dotted name) renamed; each keeps its old last part as alias, for ``people.id``."""
+    tokens = tokenize(sql)
+    shadowed = set(_common_table_expressions(tokens))
+    pieces: list[str] = []
+    position = 0
+    for index in _table_positions(tokens):
+        parts, after = _path(tokens, index)
+        following = tokens[after] if after < len(tokens) else None
+        if not parts or ".".join(parts) not in names or (following is not None and following.text == "("):
+            continue
+        if len(parts) == 1 and parts[0].lower() in shadowed:
+            continue
+        aliased = following is not None and (following.keyword == "as" or following.is_name) and not _clause(following)
+        alias = "" if aliased else " AS " + "`" + parts[-1].replace("`", "``") + "`"
+        pieces += [sql[position : tokens[index].start], names[".".join(parts)], alias]
+        position = tokens[after - 1].end
+    return "".join([*pieces, sql[position:]])
+
+
+def _clause(token: Token) -> bool:
+    """Words that follow a table and are neither reserved nor its alias."""
+    return token.keyword in ("tablesample", "pivot", "unpivot", "qualify", "cluster", "distribute", "sort", "anti", "semi")
 
 
 def _clauses(tokens: Sequence[Token]) -> dict[str, list[Token]] | None:

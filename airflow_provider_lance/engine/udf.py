@@ -213,7 +213,8 @@ def load(envelope: UdfEnvelope) -> Callable[..., Any]:
     key = envelope.fingerprint
     if key not in _loaded:
         function = _import(envelope.path) if envelope.path is not None else _unpickle(envelope)
-        if inspect.isclass(function):
+        # A class like str converts by being called; one whose instances can be called holds state.
+        if inspect.isclass(function) and any("__call__" in base.__dict__ for base in function.__mro__):
             function = function()
             setup = getattr(function, "setup", None)
             if callable(setup):

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.engine.expressions import check_expression, check_filter, expression_type, find_field, parse_path
+from airflow_provider_lance.engine.expressions import (
+    check_expression,
+    check_filter,
+    expression_type,
+    find_field,
+    parse_path,
+)
 from airflow_provider_lance.engine.select_statement import SimpleSelect, tokenize
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, refuse
 from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID, ViewDefinition
@@ -45,7 +51,7 @@ def bind(
     try:
         schema = output_schema(definition.select, source.schema)
     except InvalidInputError as error:
-        if definition.kind != "chunker" and any(sign in str(error) for sign in _BEYOND_LANCE):
+        if definition.kind == "query" and any(sign in str(error) for sign in _BEYOND_LANCE):
             return definition.as_spark(), asked if asked is not None else pa.schema([])
         raise
     if definition.udtf is not None:

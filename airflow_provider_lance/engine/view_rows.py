@@ -1,10 +1,11 @@
-"""Find and delete the rows of a view that came from given source rows."""
+"""Take rows out of a view: those that came from given source rows, and those past a limit. Commits nothing."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.engine.scan_tasks import Target
 from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID
 
 if TYPE_CHECKING:
@@ -43,3 +44,31 @@ def delete_source_rows(
     updated = [kept for kept, _, _ in results if kept is not None]
     removed = [number for _, number, _ in results if number is not None]
     return updated, removed, sum(count for _, _, count in results)
+
+
+def cut_fragments(fragments: list[FragmentMetadata], rows: int, target: Target) -> list[FragmentMetadata]:
+    """The first ``rows`` rows of fragments that are written but not committed; the one in the middle is written anew."""
+    from lance.file import LanceFileReader
+    from lance.fragment import write_fragments
+
+    kept: list[FragmentMetadata] = []
+    for fragment in fragments:
+        if rows <= 0:
+            break
+        if fragment.physical_rows <= rows:
+            kept.append(fragment)
+        else:
+            (file,) = fragment.files
+            options = target.view.storage_options or None
+            reader = LanceFileReader(target.view.data_path(file.path), storage_options=options)
+            head = reader.read_range(0, rows).to_table().cast(target.schema)
+            kept += write_fragments(
+                head,
+                target.view.location,
+                schema=target.schema,
+                data_storage_version=target.storage_version,
+                enable_stable_row_ids=True,
+                storage_options=options,
+            )
+        rows -= fragment.physical_rows
+    return kept

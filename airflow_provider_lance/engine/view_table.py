@@ -38,7 +38,7 @@ TRIMMED_TO = "mv.trimmed_to"
 OUTCOME = "mv.refresh"  # in the transaction of a row commit
 
 # Commits that leave every row as it was, so a view may be compacted and indexed between two refreshes.
-_HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig", "ReserveFragments"])
+_HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig"])
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Outcome:
     mode: str
     rows_written: int = 0
     rows_deleted: int = 0
+    rows_failed: int = 0
     reason: str | None = None
     trimmed_to: int | None = None
 
@@ -138,7 +139,7 @@ def read_state(table: TableRef) -> ViewState:
     definition = ViewDefinition.from_metadata(metadata)
     if definition is None:
         raise ValueError(f"{table.location} is not a materialized view: its schema has no mv.definition")
-    points = _read_points(metadata, definition)
+    points: Mapping[str, SourcePoint] | None = _read_points(metadata, definition)
     trimmed = int(metadata.get(TRIMMED_TO) or 0) or None
     bookmark = int(metadata.get(VIEW_VERSION, 0))
     if points is not None and not bookmark:
@@ -149,10 +150,22 @@ def read_state(table: TableRef) -> ViewState:
         if commit is not None and OUTCOME in commit.properties and unfinished is None:
             unfinished = Outcome.decode(commit.properties[OUTCOME])
             points, trimmed = unfinished.points, unfinished.trimmed_to
-        elif commit is None or commit.operation not in _HARMLESS:
+        elif not (commit is not None and commit.operation in _HARMLESS) and not _same_rows(dataset, version):
             return ViewState(dataset, definition, None, f"the view itself was changed at its version {version}")
     doubt = None if points else "this is its first refresh"
     return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
+
+
+def _same_rows(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether a commit that pylance has no name for (a compaction reserves fragment numbers first) touched no row."""
+    try:
+        before, after = (dataset.checkout_version(number).get_fragments() for number in (version - 1, version))
+    except (OSError, ValueError):
+        return False
+    describe = lambda fragments: [  # noqa: E731
+        (f.fragment_id, [file.path for file in f.data_files()], f.num_deletions) for f in fragments
+    ]
+    return describe(before) == describe(after)
 
 
 def write_rows(view: ViewTable, state: ViewState, changes: RowChanges, outcome: Outcome, job_id: str) -> int:
