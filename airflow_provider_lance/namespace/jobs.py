@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ from airflow_provider_lance.api.models import (
 from airflow_provider_lance.namespace.config import ConfigError, ServerConfig
 from airflow_provider_lance.namespace.database import Database, now_ms
 from airflow_provider_lance.namespace.events import event_stream
-from airflow_provider_lance.namespace.executions import Executions
+from airflow_provider_lance.namespace.executions import Executions, hash_token
 from airflow_provider_lance.namespace.launcher import Launcher
 from airflow_provider_lance.namespace.registry import EXTERNAL, JobFilter, NewJob, Registry, Timings
 from airflow_provider_lance.namespace.submission import JobSubmission
@@ -191,6 +192,13 @@ class JobsService:
             "expires_at": None if expires_ms is None else expires_ms / 1000,
         }
 
+    def knows_launch_token(self, job_id: str, token: str) -> bool:
+        """Whether this is the token given to the driver launched for the job's current attempt."""
+        row = self.find(job_id)
+        if row is None or row.launch_hash is None:
+            return False
+        return hmac.compare_digest(row.launch_hash, hash_token(token))
+
     def report_job(self, request: dict[str, Any]) -> dict[str, Any]:
         report = _read(ReportJobRequest, request)
         row = self._row(report.job_id)
@@ -218,8 +226,11 @@ class JobsService:
         expires = str(options.get("expires_at_millis", ""))
         return options, int(expires) if expires.isdigit() else None
 
+    def find(self, job_id: str) -> Row[Any] | None:
+        return self.registry.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+
     def _row(self, job_id: str) -> Row[Any]:
-        row = self.registry.get(job_id) if _JOB_ID.fullmatch(job_id) else None
+        row = self.find(job_id)
         if row is None:
             raise TransactionNotFoundError(f"There is no job {job_id[:100]!r}.")
         return row

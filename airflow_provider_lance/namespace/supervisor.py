@@ -62,6 +62,11 @@ class Supervisor:
             self.executions.stop_server()
 
     @property
+    def drivers(self) -> int:
+        """How many driver processes this server looks after."""
+        return len(self._drivers)
+
+    @property
     def healthy(self) -> bool:
         return self._thread.is_alive() and time.monotonic() - self.last_round < 30 + 10 * self.interval
 
