@@ -1,6 +1,7 @@
-"""An HTTP request read as a call: the fields of path, query, headers and body, checked, as the operation's model.
+"""An HTTP request read as a call: the fields of its path, query, headers and body as one dict of plain data.
 
-Clients differ: trailing slashes, empty bodies, another delimiter, LanceDB's dialects. All of that ends here.
+What is HTTP's ends here: percent-encoding, delimiters, text instead of numbers, empty bodies. What the fields mean,
+and which of them an operation takes, is the namespace's to check.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from lance_namespace.errors import InvalidInputError
-from pydantic import ConfigDict, ValidationError
 
-from airflow_provider_lance.api.client import validation_sentence
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, InvalidIdentifierError, parse_id
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import Body, Operation
@@ -57,30 +56,6 @@ def read_fields(
     if context or given:
         fields["context"] = {**(given or {}), **context}
     return fields
-
-
-def read_model(operation: Operation, fields: dict[str, Any]) -> Any:
-    """The operation's request model, or one sentence on what is wrong with the fields."""
-    assert operation.request is not None
-    problem = ""
-    try:
-        if operation.name == "create_materialized_view" and "query" in fields:
-            return model("CreateMaterializedViewQueryRequest").model_validate(fields)
-        if operation.submits_job:
-            # The generated models drop what they do not know (LanceDB's `full`); a job's request keeps every field.
-            return _open_model(operation.request).model_validate(fields)
-        return model(operation.request).from_dict(fields)
-    except ValidationError as error:
-        problem = validation_sentence(error)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:  # the generated wrappers raise these
-        problem = f"the request's fields do not fit together: {error}"
-    raise InvalidInputError(f"{operation.name}: {problem[:2000]}")
-
-
-@cache
-def _open_model(name: str) -> type[Any]:
-    base = model(name)
-    return type(name, (base,), {"model_config": ConfigDict(extra="allow"), "__module__": __name__, "__doc__": None})
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -259,7 +259,7 @@ def _jobs_cancel(options: argparse.Namespace) -> None:
     print(f"Job {options.job_id} is {state}." if state != "RUNNING" else f"Job {options.job_id} was told to stop.")
 
 
-def _table(rows: list[tuple[str, ...]]) -> None:
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

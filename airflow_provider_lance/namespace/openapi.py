@@ -147,11 +147,12 @@ def _answer(row: Operation) -> dict[str, Any]:
     if row.answer in {Answer.ARROW_FILE, Answer.ARROW_STREAM}:
         kind = ARROW_FILE if row.answer is Answer.ARROW_FILE else ARROW_STREAM
         return {"content": {kind: {"schema": {"type": "string", "format": "binary"}}}}
-    schema: dict[str, Any] = {
+    bare: dict[Answer, dict[str, Any]] = {
         Answer.COUNT: {"type": "integer", "minimum": 0},
         Answer.TEXT: {"type": "string"},
         Answer.METADATA: {"type": "object", "additionalProperties": {"type": "string"}},
-    }.get(row.answer, {"$ref": f"{_SCHEMAS}{row.response}"})
+    }
+    schema = bare.get(row.answer, {"$ref": f"{_SCHEMAS}{row.response}"})
     return {"content": {"application/json": {"schema": schema}}}
 
 

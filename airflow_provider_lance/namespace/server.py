@@ -21,12 +21,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope as AsgiScope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from airflow_provider_lance import __version__
 from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation, Scope
 from airflow_provider_lance.namespace.answers import answer_of
-from airflow_provider_lance.namespace.calls import read_fields, read_model
+from airflow_provider_lance.namespace.calls import read_fields
 from airflow_provider_lance.namespace.config import Limits
 from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.keys import ANYBODY, Keys, Principal
@@ -157,12 +158,11 @@ class Server:
         method = getattr(self.namespace, operation.name, None)
         if method is None:
             raise NotImplementedError(f"This namespace has no {operation.id}.")
-        request = read_model(operation, fields)
         if data is None:
-            return method(request)
+            return method(fields)
         if not data:
             raise InvalidInputError(f"{operation.name} needs an Arrow IPC stream as its body.")
-        return method(request, data)
+        return method(fields, data)
 
     def _knows_launch_token(self, fields: dict[str, Any]) -> bool:
         """Whether a claim carries the token we gave to the driver we launched; others need a key to claim."""
@@ -186,7 +186,11 @@ def create_app(
     base_path: str = "",
     on_close: Callable[[], None] | None = None,
 ) -> ASGIApp:
-    """The ASGI application. ``base_path`` is a prefix in front of every route, as behind a proxy."""
+    """The ASGI application.
+
+    ``namespace`` has a method per operation that takes the request's fields as a dict (and Arrow bytes). ``base_path``
+    is a prefix in front of every route, as behind a proxy.
+    """
     server = Server(namespace, jobs, keys, limits or jobs.config.limits)
 
     @contextlib.asynccontextmanager

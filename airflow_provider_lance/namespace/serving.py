@@ -6,15 +6,13 @@ The socket is bound before anything else starts: drivers are told the address th
 from __future__ import annotations
 
 import hashlib
-import importlib
 import ipaddress
-import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_lance.namespace.config import ServerConfig
 from airflow_provider_lance.namespace.database import Database, sqlite_url
@@ -22,10 +20,10 @@ from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.keys import Keys
 from airflow_provider_lance.namespace.registry import Timings
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from airflow_provider_lance.namespace.namespace import SparkNamespace
 
 DEFAULT_PORT = 2333
-DEFAULT_NAMESPACE = "airflow_provider_lance.namespace.SparkNamespace"
 
 
 class ServeError(RuntimeError):
@@ -46,7 +44,6 @@ class ServeOptions:
     config: Path | None = None
     keys: Path | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
-    namespace: str = DEFAULT_NAMESPACE
     certificate: Path | None = None
     private_key: Path | None = None
     timings: Timings | None = None
@@ -92,9 +89,15 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
         timings=options.timings,
     )
     namespace = _namespace(options, jobs)
-    jobs.vend = getattr(namespace, "vend_storage_options", None)
+    jobs.vend = lambda spec: namespace.storage_options_for(spec.table_id)
     jobs.start()
-    app = create_app(namespace, jobs, keys, base_path=base_path, on_close=jobs.close)
+    namespace.watcher().start()
+
+    def close() -> None:
+        namespace.close()
+        jobs.close()
+
+    app = create_app(namespace, jobs, keys, base_path=base_path, on_close=close)
     settings = uvicorn.Config(
         app,
         log_config=None,
@@ -105,19 +108,24 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
         ssl_certfile=str(options.certificate) if options.certificate else None,
         ssl_keyfile=str(options.private_key) if options.private_key else None,
     )
-    _Uvicorn(settings, lambda: ready(url) if ready else None).run(sockets=[listener])
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if ready is not None and self.started:
+                ready(url)
+
+    Server(settings).run(sockets=[listener])
 
 
-def _namespace(options: ServeOptions, jobs: JobsService) -> Any:
-    """The namespace class by its dotted name, with the root, its properties and our jobs."""
-    module, _, name = options.namespace.rpartition(".")
+def _namespace(options: ServeOptions, jobs: JobsService) -> SparkNamespace:
+    from lance_namespace.errors import LanceNamespaceError
+
+    from airflow_provider_lance.namespace.namespace import SparkNamespace
+
     try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ServeError(f"The namespace {options.namespace} cannot be imported: {error}.") from None
-    try:
-        return kind(root=options.root, jobs=jobs, **options.properties)
-    except (TypeError, ValueError, OSError) as error:
+        return SparkNamespace(jobs=jobs, root=options.root, **options.properties)
+    except (LanceNamespaceError, ValueError, OSError) as error:
         raise ServeError(f"The namespace at {options.root} cannot be opened: {error}") from error
 
 
@@ -150,14 +158,3 @@ def _url(options: ServeOptions, listener: socket.socket, base_path: str) -> str:
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if options.certificate else "http"
     return f"{scheme}://{host}:{listener.getsockname()[1]}{base_path}"
-
-
-def _Uvicorn(settings: Any, started: Callable[[], None]) -> Any:  # noqa: N802 - a class, made where uvicorn is known
-    import uvicorn
-
-    class Announcing(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            started()
-
-    return Announcing(settings)
