@@ -143,7 +143,9 @@ def _virtual(schema: pa.Schema, entry: Any) -> list[pa.Field]:
 
 def _new_name(name: str) -> str:
     if not name.strip() or "." in name or not name.isprintable():
-        raise InvalidInputError(f"{name[:60]!r} cannot be a column's name: it is empty, has a dot or control characters.")
+        raise InvalidInputError(
+            f"{name[:60]!r} cannot be a column's name: it is empty, has a dot or control characters."
+        )
     return name
 
 

@@ -6,8 +6,10 @@ pylance, and say what went wrong in the spec's words. The rooms beside this file
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lance_namespace import LanceNamespace
@@ -22,6 +24,7 @@ from airflow_provider_lance.namespace.columns import Columns
 from airflow_provider_lance.namespace.identifiers import check_identifier, table_identifier
 from airflow_provider_lance.namespace.job_requests import JobRequests
 from airflow_provider_lance.namespace.queries import QUERIES, read_query
+from airflow_provider_lance.namespace.rows import Rows
 from airflow_provider_lance.namespace.submission import Jobs
 from airflow_provider_lance.namespace.tables import Tables
 from airflow_provider_lance.namespace.translation import translated
@@ -31,7 +34,7 @@ from airflow_provider_lance.namespace.views import Views
 from airflow_provider_lance.namespace.watch import Watcher, WatchSettings
 
 _STORAGE = "storage."
-_OWN = ("root", "jobs_url", "watch.")
+_OWN = ("root", "jobs_url", "config", "watch.")
 # Both dialects of these go to the engine's own reader, which checks every field.
 _READ_ELSEWHERE = frozenset({"create_materialized_view", "refresh_materialized_view"})
 _IMPOSSIBLE = {
@@ -42,12 +45,12 @@ _IMPOSSIBLE = {
 class SparkNamespace(LanceNamespace):
     """A Lance namespace under ``root`` whose backfills and view refreshes are jobs.
 
-    >>> namespace = lance_namespace.connect(
-    ...     "airflow_provider_lance.namespace.SparkNamespace", {"root": "s3://bucket/tables", "storage.region": "eu-west-1"}
-    ... )
+    >>> properties = {"root": "s3://bucket/tables", "storage.region": "eu-west-1"}
+    >>> namespace = lance_namespace.connect("airflow_provider_lance.namespace.SparkNamespace", properties)
 
     Properties are strings: ``root`` (a path or URI), ``storage.*`` (Lance's storage options), ``credential_vendor.*``
-    (pylance's), ``jobs_url`` (the registry of a jobs service to submit to), ``watch.*`` (see ``WatchSettings``).
+    (pylance's), ``jobs_url`` (the SQL registry that jobs are submitted to; a server on it executes them) with
+    ``config`` (the server's TOML file, for its cluster names), ``watch.*`` (see ``WatchSettings``).
     ``jobs`` is a jobs service instead of a ``jobs_url``. Safe to use from many threads.
     """
 
@@ -57,12 +60,11 @@ class SparkNamespace(LanceNamespace):
         storage = {
             key.removeprefix(_STORAGE): str(value) for key, value in properties.items() if key.startswith(_STORAGE)
         }
-        passed_on = {
-            key: str(value) for key, value in properties.items() if not key.startswith((_STORAGE, *_OWN))
-        }
+        passed_on = {key: str(value) for key, value in properties.items() if not key.startswith((_STORAGE, *_OWN))}
         with translated():
             self._catalog = Catalog(str(properties["root"]), storage, **passed_on)
         self._jobs_url = properties.get("jobs_url")
+        self._config = properties.get("config")
         self._jobs = jobs
         self._owns_jobs = False
         self._lock = threading.Lock()
@@ -72,7 +74,15 @@ class SparkNamespace(LanceNamespace):
         self._columns = Columns(self._catalog, requests)
         self._views = Views(self._catalog, self._tree, self._tables, requests)
         self._requests = requests
-        self._rooms = (self._tree, self._tables, Versions(self._catalog), self._columns, self._views, requests)
+        self._rooms = (
+            self._tree,
+            self._tables,
+            Rows(self._catalog, self._tables),
+            Versions(self._catalog),
+            self._columns,
+            self._views,
+            requests,
+        )
         self._watch_settings = WatchSettings.from_properties(properties)
         self._watcher: Watcher | None = None
 
@@ -107,7 +117,7 @@ class SparkNamespace(LanceNamespace):
         if self._jobs is None and self._jobs_url:
             with self._lock:
                 if self._jobs is None:
-                    self._jobs = _open_jobs(self._jobs_url, self.storage_options_for)
+                    self._jobs = _open_jobs(self._jobs_url, self._config, self.storage_options_for)
                     self._owns_jobs = True
         return self._jobs
 
@@ -134,7 +144,9 @@ def _read(operation: Operation, request: Any) -> Any:
     elif request is None:
         fields = {}
     else:
-        raise InvalidInputError(f"{operation.name} takes a {operation.request} or a dict, not {type(request).__name__}.")
+        raise InvalidInputError(
+            f"{operation.name} takes a {operation.request} or a dict, not {type(request).__name__}."
+        )
     kind = ViewRequest if operation.name in _READ_ELSEWHERE else model(operation.request or "")
     try:
         return kind.from_dict(read_query(fields) if operation.name in QUERIES else fields)
@@ -161,20 +173,30 @@ def _bytes(data: Any) -> bytes:
     raise InvalidInputError("This operation needs Arrow IPC data.")
 
 
-def _open_jobs(url: str, storage_options_for: Callable[[list[str]], dict[str, str]]) -> Jobs:
-    raise UnsupportedOperationError(f"jobs_url {url!r} cannot be opened.")
+def _open_jobs(url: str, config: str | None, storage_options_for: Callable[[list[str]], dict[str, str]]) -> Jobs:
+    """A jobs service that submits to a registry and launches nothing: a server on the same registry does."""
+    from airflow_provider_lance.namespace.config import ServerConfig
+    from airflow_provider_lance.namespace.database import Database
+    from airflow_provider_lance.namespace.jobs import JobsService
+
+    return JobsService(
+        Database(url),
+        ServerConfig.load(Path(config)) if config else None,
+        directory=Path(tempfile.gettempdir()),
+        namespace_url="",
+        vend=lambda spec: storage_options_for(spec.table_id),
+    )
 
 
-def _attach() -> None:
-    for operation in OPERATIONS.values():
+def _method(operation: Operation) -> Callable[..., Any]:
+    def method(self: SparkNamespace, request: Any = None, request_data: Any = None) -> Any:
+        return self._handle(operation, request, request_data)
 
-        def method(self: SparkNamespace, request: Any = None, request_data: Any = None, *, _row: Operation = operation) -> Any:
-            return self._handle(_row, request, request_data)
-
-        method.__name__ = operation.name
-        method.__qualname__ = f"SparkNamespace.{operation.name}"
-        method.__doc__ = f"{operation.summary}. Takes a ``{operation.request}`` or a dict."
-        setattr(SparkNamespace, operation.name, method)
+    method.__name__ = operation.name
+    method.__qualname__ = f"SparkNamespace.{operation.name}"
+    method.__doc__ = f"{operation.summary}. Takes a ``{operation.request}`` or a dict."
+    return method
 
 
-_attach()
+for _operation in OPERATIONS.values():
+    setattr(SparkNamespace, _operation.name, _method(_operation))

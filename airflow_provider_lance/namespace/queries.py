@@ -11,8 +11,8 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
-# LanceDB asks for "everything" with 2^63 - 1; pylance adds an offset to it, so leave it room.
-_MOST_ROWS = (1 << 62) - 1
+# LanceDB asks for "everything" with 2^63 - 1; pylance counts rows in 32 bits.
+_MOST_ROWS = (1 << 31) - 1
 #: Operations whose body is a query, or holds one under ``query``.
 QUERIES = frozenset({"query_table", "explain_table_query_plan", "analyze_table_query_plan"})
 

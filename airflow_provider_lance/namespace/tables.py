@@ -53,23 +53,12 @@ class Tables:
         if place is None:
             place = self.declare(request.id, request.properties)
         try:
-            version = self._write(place, reader, "overwrite" if mode == "overwrite" else "create", options)
+            version = self.write(place, reader, "overwrite" if mode == "overwrite" else "create", options)
         except Exception:
             if declared_here and self._is_empty(request.id):
                 self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
             raise
         return self._created(place, version)
-
-    def insert_into_table(self, request: Any, data: bytes) -> Any:
-        read_word("mode", request.mode, ("append", "overwrite"))
-        reader = read_stream(data)
-        place = self._catalog.find(request.id)
-        if place is not None and place.only_declared and request.branch is None:
-            # The first rows of a declared table make it; pylance would make it without stable row ids.
-            version = self._write(place, reader, "create", self._catalog.storage_options)
-            rows = self._catalog.open(request.id, place=place).count_rows()
-            return model("InsertIntoTableResponse")(version=version, num_inserted_rows=rows)
-        return self._catalog.call("insert_into_table", request, data)
 
     def declare_table(self, request: Any) -> Any:
         place = self.declare(request.id, request.properties, request.location)
@@ -212,7 +201,10 @@ class Tables:
         self._catalog.call("register_table", model("RegisterTableRequest")(id=table_id, location=relative))
         return place
 
-    def _write(self, place: TablePlace, reader: pa.RecordBatchReader, mode: str, options: Mapping[str, str]) -> int:
+    def write(
+        self, place: TablePlace, reader: pa.RecordBatchReader, mode: str, options: Mapping[str, str] | None = None
+    ) -> int:
+        """Write a table's rows with stable row ids; the version that has them."""
         import lance
 
         dataset = lance.write_dataset(
@@ -220,7 +212,7 @@ class Tables:
             place.location,
             mode=mode,
             enable_stable_row_ids=True,
-            storage_options=dict(options) or None,
+            storage_options=dict(options or self._catalog.storage_options) or None,
             session=self._catalog.session,
         )
         return int(dataset.version)
@@ -228,7 +220,9 @@ class Tables:
     def _write_options(self, asked: Mapping[str, str] | None) -> dict[str, str]:
         refused = sorted(key for key in asked or {} if _NOT_FOR_CALLERS.search(key))
         if refused:
-            raise InvalidInputError(f"storage_options may not set {', '.join(refused)}: that is the server's to choose.")
+            raise InvalidInputError(
+                f"storage_options may not set {', '.join(refused)}: that is the server's to choose."
+            )
         return {**self._catalog.storage_options, **(asked or {})}
 
     def _is_empty(self, table_id: list[str]) -> bool:

@@ -25,27 +25,28 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-_MEANINGS: tuple[tuple[str, type[LanceNamespaceError]], ...] = (
-    (r"\bnot (yet )?(supported|implemented)\b|NotSupported|NotImplemented|unimplemented", UnsupportedOperationError),
-    (r"Append with different schema|SchemaMismatch|schema mismatch|fields did not match", TableSchemaValidationError),
-    (r"CommitConflict|commit conflict|concurrent (transaction|modification)|WriteContention", ConcurrentModificationError),
-    (r"DatasetAlreadyExists|Dataset already exists", TableAlreadyExistsError),
-    (r"tag \S+ does not exist", TableTagNotFoundError),
-    (r"checkout version|_versions/\d+\.manifest was not found", TableVersionNotFoundError),
-    (r"Column \S+ does not exist|column '\S+' does not exist", TableColumnNotFoundError),
-    (r"already exists in the dataset|Type conflicts between", InvalidInputError),
-    (r"InvalidInput\b|Invalid user input|Invalid input|FieldNotFound|SchemaError|Schema error|sql parser error", InvalidInputError),
-    (r"Error during planning|Failed to (coerce|read IPC stream)|No field named|ArrowInvalid|Arrow error", InvalidInputError),
-    (r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory", TableNotFoundError),
-    (r"(?i)timed out|connection (refused|reset)|error sending request|SlowDown|ServiceUnavailable", ServiceUnavailableError),
+# In this order: the first that is found in the text decides.
+_MEANINGS: tuple[tuple[type[LanceNamespaceError], str], ...] = (
+    (UnsupportedOperationError, r"\bnot (yet )?(supported|implemented)\b|NotSupported|NotImplemented|unimplemented"),
+    (TableSchemaValidationError, r"Append with different schema|(?i:schema ?mismatch)|fields did not match"),
+    (ConcurrentModificationError, r"(?i:commit ?conflict|concurrent (transaction|modification))|WriteContention"),
+    (TableAlreadyExistsError, r"DatasetAlreadyExists|Dataset already exists"),
+    (TableTagNotFoundError, r"tag \S+ does not exist"),
+    (TableVersionNotFoundError, r"checkout version|_versions/\d+\.manifest was not found"),
+    (TableColumnNotFoundError, r"(?i:column) '?\S+ does not exist"),
+    (InvalidInputError, r"already exists in the dataset|Type conflicts between"),
+    (InvalidInputError, r"InvalidInput\b|Invalid (user )?input|FieldNotFound|(?i:schema ?error)|sql parser error"),
+    (InvalidInputError, r"Error during planning|Failed to (coerce|read IPC stream)|No field named|Arrow error"),
+    (TableNotFoundError, r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory"),
+    (ServiceUnavailableError, r"(?i:timed out|connection (refused|reset)|error sending request|slowdown)"),
 )
-_COMPILED = tuple((re.compile(pattern), kind) for pattern, kind in _MEANINGS)
+_COMPILED = tuple((re.compile(pattern), kind) for kind, pattern in _MEANINGS)
 _PLACES = (
     re.compile(r",? ?(location: )?Location \{[^}]*\}"),
     re.compile(r",? ?backtrace: \w+"),
     re.compile(r",? ?(location: )?/\S+\.rs:\d+(:\d+)?"),
 )
-_WRAPPERS = re.compile(r"^(Namespace error: |Internal error: |Invalid user input: |Encountered internal error\. [^.]*\. )+")
+_WRAPPERS = re.compile(r"^((Namespace error|Internal error|Invalid user input): |Encountered internal error\. [^.]*\. )+")
 _LONGEST = 1500
 
 
@@ -70,6 +71,8 @@ def translate(error: Exception) -> Exception:
     """The error to raise instead; errors that already say what they mean, and our own bugs, stay as they are."""
     if isinstance(error, NotImplementedError):
         return UnsupportedOperationError(_plain(str(error)))
+    if isinstance(error, OverflowError):
+        return InvalidInputError("A number in the request is larger than Lance can take.")
     if isinstance(error, LanceNamespaceError):
         if not isinstance(error, InternalError | ConcurrentModificationError):
             return error

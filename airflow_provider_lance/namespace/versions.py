@@ -108,7 +108,9 @@ class Versions:
         place = self._catalog.locate(request.id)
         newest = self._newest(request.id, request.branch)
         if newest is not None and any(e.start_version <= newest.version < e.end_version for e in request.ranges):
-            raise InvalidInputError(f"Version {newest.version} is the table's newest; deleting it would lose the table.")
+            raise InvalidInputError(
+                f"Version {newest.version} is the table's newest; deleting it would lose the table."
+            )
         answer = self._catalog.call("batch_delete_table_versions", request)
         files = self._catalog.files(place, _branch(request.branch))
         for path in files.names(_RECORDS):
@@ -186,7 +188,9 @@ class Versions:
                 continue
             ranges = [{"start_version": request.version, "end_version": request.version + 1}]
             fields = {"id": request.id, "branch": request.branch, "ranges": ranges}
-            self._catalog.call("batch_delete_table_versions", model("BatchDeleteTableVersionsRequest").from_dict(fields))
+            self._catalog.call(
+                "batch_delete_table_versions", model("BatchDeleteTableVersionsRequest").from_dict(fields)
+            )
             staged.files.delete(staged.record)
         if stuck:
             raise InternalError(
@@ -282,7 +286,9 @@ class Versions:
         used = naming_scheme(newest.manifest_path)
         if asked not in {None, used}:
             # Lance refuses to open a table whose versions follow two schemes (seen).
-            raise InvalidInputError(f"This table's versions are named by scheme {used}; {asked} would make it unopenable.")
+            raise InvalidInputError(
+                f"This table's versions are named by scheme {used}; {asked} would make it unopenable."
+            )
         return used
 
     def _newest(self, table_id: list[str], branch: str | None) -> Any | None:

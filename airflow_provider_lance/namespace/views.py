@@ -155,8 +155,7 @@ class Views:
 
     def _view_ids(self, namespace_id: list[str]) -> Iterator[list[str]]:
         table_ids = [
-            [*namespace_id, name]
-            for name in self._catalog.listing("list_tables", namespace_id, include_declared=False)
+            [*namespace_id, name] for name in self._catalog.listing("list_tables", namespace_id, include_declared=False)
         ]
         with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
             for table_id, is_view in zip(table_ids, pool.map(self._is_view, table_ids), strict=True):

@@ -225,10 +225,8 @@ class Watcher:
         """The version the column's last finished backfill read; 0 if there is none in the registry."""
         request = {"table": join_id(target.table_id), "state": [JobState.DONE.value]}
         for row in self._jobs.service.list_jobs(request)["jobs"]:
-            if row.get("job_type") != JobType.BACKFILL.value:
-                continue
-            job = self._describe(row["job_id"])
-            if job is not None and job.spec.get("request", {}).get("column") == target.column:
+            job = Job.from_wire(row)
+            if job.job_type == JobType.BACKFILL.value and job.spec["request"].get("column") == target.column:
                 return int((job.result or {}).get("source_version") or 0)
         return 0
 
@@ -247,7 +245,6 @@ class Watcher:
         return seen.dataset if seen is not None else self._catalog.open(table_id)
 
     def _describe(self, job_id: str) -> Job | None:
-        # By id through the list: a describe would count as somebody waiting and renew the job's lease.
         rows = self._jobs.service.list_jobs({"job_ids": [job_id]})["jobs"]
         return Job.from_wire(rows[0], job_id) if rows else None
 

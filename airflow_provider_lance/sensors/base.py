@@ -1,0 +1,42 @@
+"""What the sensors share: the hook, and whether they wait in the triggerer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from airflow.providers.common.compat.sdk import BaseSensorOperator, conf
+
+from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
+
+class LanceBaseSensor(BaseSensorOperator):
+    """The common part of all sensors; not for use in a DAG.
+
+    :param lance_conn_id: the connection of the namespace. (templated)
+    :param deferrable: wait in the triggerer instead of on a worker; ``[operators] default_deferrable`` by default. A
+        namespace without a server (``impl`` of the connection) is poked.
+    """
+
+    ui_color = "#fdf1e4"
+    template_fields: Sequence[str] = ("lance_conn_id",)
+
+    def __init__(
+        self,
+        *,
+        lance_conn_id: str = LanceNamespaceHook.default_conn_name,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.lance_conn_id = lance_conn_id
+        self.deferrable = deferrable
+
+    @cached_property
+    def hook(self) -> LanceNamespaceHook:
+        return LanceNamespaceHook(self.lance_conn_id)
+
+    @property
+    def defers(self) -> bool:
+        return self.deferrable and self.hook.speaks_rest
