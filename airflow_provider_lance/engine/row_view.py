@@ -6,19 +6,20 @@ runs and what the view loses and gains; commits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.changes import Changes, NotComparable
 from airflow_provider_lance.engine.context import JobContext
-from airflow_provider_lance.engine.progress import ProgressMeter, TaskFigures
+from airflow_provider_lance.engine.progress import ProgressMeter
 from airflow_provider_lance.engine.scan_tasks import (
     DEFAULT_ROWS_PER_FILE,
     DRIVER_BYTES,
     DRIVER_ROWS,
     ROWS_PER_SPARK_TASK,
     Producer,
+    QueryProducer,
     Scan,
     ScanTask,
     Target,
@@ -36,7 +37,6 @@ from airflow_provider_lance.engine.view_table import RowChanges, ViewState
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,6 @@ class Computed:
     rows_deleted: int
     trimmed_to: int | None = None
     skipped: int = 0
-
-
-@dataclass(frozen=True)
-class QueryProducer:
-    """Rows of a single-table query, evaluated by Lance."""
-
-    scan: Scan
-    columns: Mapping[str, str]
-
-    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
-        for batch in self.scan.batches(task, dict(self.columns)):
-            figures.bytes_read += batch.nbytes
-            yield batch
 
 
 class QueryView:

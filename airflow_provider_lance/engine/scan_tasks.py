@@ -1,14 +1,15 @@
 """Turn rows of a source table into fragments of a view, in the driver or in Spark tasks.
 
 A *producer* yields the batches of one :class:`ScanTask`; everything else is the same for every kind of view: cut the
-source into tasks, run them, write fragments, count. Only fragment metadata comes back. Commits nothing.
+source into tasks, run them, write fragments, count. Only fragment metadata comes back. Commits nothing. Spark workers
+import this module, so it imports neither Lance nor a namespace before there is a task.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,19 @@ class FunctionFailedError(Exception):
 
 
 Producer = Callable[[ScanTask, TaskFigures], Iterable["pa.RecordBatch"]]
+
+
+@dataclass(frozen=True)
+class QueryProducer:
+    """Rows of a single-table query, evaluated by Lance."""
+
+    scan: Scan
+    columns: Mapping[str, str]
+
+    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
+        for batch in self.scan.batches(task, dict(self.columns)):
+            figures.bytes_read += batch.nbytes
+            yield batch
 
 
 def plan_tasks(
@@ -274,6 +288,24 @@ def write_task(task: ScanTask, producer: Producer, target: Target, figures: Task
         sum(fragment.physical_rows for fragment in kept),
         figures.failed - failed_before,
     )
+
+
+class FragmentWriter:
+    """For ``DataFrame.mapInArrow``: the rows of one partition become fragments, and one line that describes them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        written = write_task(ScanTask(0, (), 0), lambda _task, _figures: batches, self.target, TaskFigures())
+        line = json.dumps({"fragments": written.fragments, "rows": written.rows})
+        yield pa.RecordBatch.from_pydict({"written": [line]})
+
+    @staticmethod
+    def read(index: int, line: str) -> Written:
+        return Written(index, **json.loads(line))
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

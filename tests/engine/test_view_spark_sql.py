@@ -119,9 +119,7 @@ def test_a_query_spark_cannot_plan_fails_with_its_sentence(world: World) -> None
 def test_fragments_are_partitions_and_filters_are_pushed_down(world: World, spark: Any) -> None:
     dataset = world.open("sales")
     table = TableRef(world.path("sales"), storage_options={"secret_access_key": "hidden"})
-    columns = ("id", "shop")
-    schema = pa.schema([(name, dataset.schema.field(name).type) for name in columns])
-    frame = spark_table(spark, LanceSource(table, dataset.version, columns, schema, partitions=3))
+    frame = spark_table(spark, LanceSource.of(table, dataset, ["id", "shop"], partitions=3))
     assert frame.columns == ["id", "shop"]
     assert frame.rdd.getNumPartitions() == 3
     chosen = frame.where("id >= 30 AND shop IN (1, 2) AND shop IS NOT NULL AND id % 2 = 0")
