@@ -63,7 +63,7 @@ def read_manifest(content: bytes, name: str) -> StagedManifest:
 
 def referred_files(dataset: lance.LanceDataset) -> frozenset[str]:
     """The data and deletion files of a version that lie in its own table."""
-    found = set()
+    found: set[str] = set()
     for fragment in dataset.get_fragments():
         metadata = fragment.metadata
         found.update(f"data/{file.path}" for file in metadata.files if getattr(file, "base_id", None) is None)
