@@ -1,7 +1,7 @@
 """Lance tables as Spark tables: fragments as partitions, only the needed columns, simple filters pushed down, in Arrow.
 
-For the SQL that Lance itself has no words for (joins, GROUP BY, unions). Each table is registered as a data source class
-of its own that carries its location and credentials inside, so that no Spark plan, log or UI shows them.
+For the SQL that Lance itself has no words for (joins, GROUP BY, unions). Each table is registered as a data source
+class of its own that carries its location and credentials inside, so that no Spark plan, log or UI shows them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LanceReader(DataSourceReader):
         self.source = source
         self.filter: str | None = None
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what Lance evaluates exactly as Spark does; Spark evaluates the rest."""
         taken = []
         for spark_filter in filters:
@@ -172,10 +172,10 @@ def lance_filter(spark_filter: Filter, schema: pa.Schema) -> str | None:
     if name in ("IsNull", "IsNotNull"):
         return f"{column} IS {'NOT ' if name == 'IsNotNull' else ''}NULL"
     if name in _COMPARISONS:
-        value = _literal(spark_filter.value, kind)  # type: ignore[attr-defined]
+        value = _literal(spark_filter.value, kind)
         return None if value is None else f"{column} {_COMPARISONS[name]} {value}"
     if name == "In":
-        values = [_literal(value, kind) for value in spark_filter.value]  # type: ignore[attr-defined]
+        values = [_literal(value, kind) for value in spark_filter.value]
         return None if None in values or not values else f"{column} IN ({', '.join(str(v) for v in values)})"
     return None
 
@@ -191,5 +191,3 @@ def _literal(value: Any, kind: pa.DataType) -> str | None:
         return "'" + value.replace("'", "''") + "'"
     # Floats are left to Spark: it calls NaN equal to itself and larger than everything, Arrow does not.
     return None
-
-

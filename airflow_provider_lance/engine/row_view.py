@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """What a kind of view gets to compute with: the job, the view as it is, and its one source at the wanted version."""
+    """What a view is computed with: the job, the view as it is, and its one source at the wanted version."""
 
     context: JobContext
     request: Mapping[str, Any]
@@ -99,9 +99,7 @@ class QueryView:
     def producer(self, extra: str | None) -> Producer:
         work = self.work
         columns = {item.name: item.expression for item in self.select.items} | {SOURCE_ROW_ID: "_rowid"}
-        return QueryProducer(
-            Scan(work.source_table, work.source.version, both(self.select.filter, extra)), columns
-        )
+        return QueryProducer(Scan(work.source_table, work.source.version, both(self.select.filter, extra)), columns)
 
     def rebuild(self) -> Computed:
         """All rows anew; the old fragments go in the same commit."""
@@ -132,8 +130,10 @@ class QueryView:
             # In order and only so many: that is one reader's work.
             everything = tuple(f.fragment_id for f in work.source.get_fragments()) if fragments is None else fragments
             tasks = [ScanTask(0, everything, limit, limit=limit)] if limit else []
-            return run_in_driver(tasks, producer, work.target, work.meter)
-        return run_tasks(work, producer, fragments, extra, rows, driver_rows=self.driver_rows, udtf=work.state.definition.udtf)
+            return run_in_driver(work.context, tasks, producer, work.target, work.meter)
+        return run_tasks(
+            work, producer, fragments, extra, rows, driver_rows=self.driver_rows, udtf=work.state.definition.udtf
+        )
 
 
 def run_tasks(
@@ -154,7 +154,7 @@ def run_tasks(
     if small and not asked_for_spark:
         per_task = size or rows
         tasks = plan_tasks(work.source, fragments, rows_per_task=per_task, exact=bool(size), filter=extra)
-        return run_in_driver(tasks, producer, work.target, work.meter)
+        return run_in_driver(work.context, tasks, producer, work.target, work.meter)
     cores = default_parallelism(work.context.spark.sparkContext)
     threads = work.request.get("intra_applier_concurrency") or 1
     share = -(-rows // ((work.request.get("concurrency") or cores) * threads))

@@ -19,6 +19,7 @@ from airflow_provider_lance.engine.scan_tasks import ScanTask, Target, Written, 
 from airflow_provider_lance.engine.select_statement import rename_tables, tokenize
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.watched import run_watched
 
 if TYPE_CHECKING:
     import lance
@@ -47,8 +48,7 @@ class SparkView:
         if work.request.get("concurrency"):
             frame = frame.coalesce(work.request["concurrency"])
         work.meter.phase("compute")
-        session.sparkContext.setJobGroup(work.context.job_id, "refresh a materialized view", interruptOnCancel=True)
-        rows = frame.mapInArrow(_Writer(target), "written string").collect()
+        rows = run_watched(work.context, frame.mapInArrow(_Writer(target), "written string").collect)
         written = [Written(**{**json.loads(row.written), "index": number}) for number, row in enumerate(rows)]
         computed = replaced(work.state, written)
         if not settled:
@@ -61,6 +61,9 @@ class SparkView:
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
         session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         session.conf.set("spark.sql.session.timeZone", "UTC")
+        if not session.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
+            # Spark's default of 200 would be 200 Python tasks, and as many small fragments, for any result.
+            session.conf.set("spark.sql.shuffle.partitions", str(2 * default_parallelism(session.sparkContext)))
         return session
 
     def _register(self, session: SparkSession) -> str:

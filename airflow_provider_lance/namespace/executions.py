@@ -24,6 +24,7 @@ from airflow_provider_lance.namespace.registry import EXTERNAL, LIVE, Stage, Tim
 
 _MOST_SAMPLES = 240
 _MOST_EVENTS = 200
+_SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Launch:
     token: str
     cluster: str
     environment: str | None
+    job_type: str
     table_name: str
 
 
@@ -124,12 +126,12 @@ class Executions:
                     server_id=self.server_id,
                     updated_ms=now,
                 )
-                .returning(jobs.c.cluster, jobs.c.environment, jobs.c.table_name)
+                .returning(jobs.c.cluster, jobs.c.environment, jobs.c.job_type, jobs.c.table_name)
             ).one_or_none()
             if row is None:
                 return None
             add_event(connection, job_id, JobState.QUEUED if attempt == 0 else JobState.RUNNING, "Launching a driver")
-        return Launch(job_id, attempt + 1, token, row.cluster, row.environment, row.table_name)
+        return Launch(job_id, attempt + 1, token, row.cluster, row.environment, row.job_type, row.table_name)
 
     def started(self, launch: Launch, reference: Mapping[str, Any]) -> None:
         """Remember how to find and kill what was started."""
@@ -149,10 +151,15 @@ class Executions:
         if row.state not in LIVE:
             raise conflict(f"Job {job_id} has ended: it is {row.state}.", job_id)
         external = row.cluster == EXTERNAL
-        if launch_token is None:
+        if not launch_token:
             if not external:
                 raise PermissionDeniedError(f"A claim of job {job_id} needs its launch token.")
-            launch_token = secrets.token_urlsafe(32)
+            launch_token = secrets.token_urlsafe(32)  # such a claim cannot be repeated
+        elif external and len(launch_token) < _SHORTEST_TOKEN:
+            raise InvalidInputError(
+                f"Whoever starts the driver of an external job chooses its launch token: take {_SHORTEST_TOKEN} "
+                "random characters or more."
+            )
         token = claim_token_of(launch_token, job_id, attempt)
         known = row.launch_hash is None or hmac.compare_digest(row.launch_hash, hash_token(launch_token))
         if not known and not external:

@@ -11,19 +11,22 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
+from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.engine.java import JavaNotFoundError
+from airflow_provider_lance.engine.session import TUNED
+from airflow_provider_lance.engine.submit import submit_command, submit_environment
 from airflow_provider_lance.namespace.config import Cluster, Environment, ServerConfig
-from airflow_provider_lance.namespace.executions import Launch
+from airflow_provider_lance.namespace.executions import Launch, claim_token_of
 from airflow_provider_lance.namespace.logs import DriverLogs
 from airflow_provider_lance.namespace.processes import ProcessGroup, find_group
 
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DRIVER_VARIABLES = ("spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv.")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -64,7 +67,9 @@ class Launcher:
         folder = self._folder(launch.job_id, launch.attempt)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         token = self._token(launch.job_id, launch.attempt)
-        _write_private(token, json.dumps({"launch_token": launch.token}))
+        # With the claim it will get, the driver also commits through the namespace: no key of its own is needed.
+        claim = claim_token_of(launch.token, launch.job_id, launch.attempt)
+        _write_private(token, json.dumps({"launch_token": launch.token, "bearer": claim}))
         properties = folder / "spark.properties"
         _write_private(properties, _properties(self._conf(launch, cluster, environment, token)))
         command = self._command(launch, cluster, environment, properties, token)
@@ -82,7 +87,10 @@ class Launcher:
                     close_fds=True,
                 )
         except OSError as error:
-            raise LaunchError(f"{command[0]} cannot be started: {error.strerror}.") from None
+            raise LaunchError(
+                f"{command[0]} cannot be started: {error.strerror}. Set SPARK_HOME, put spark-submit on the PATH, or "
+                "`pip install 'airflow-provider-lance[spark]'`."
+            ) from None
         return Driver(ProcessGroup.of(child.pid, self._mark(launch.job_id, launch.attempt)), child)
 
     def find(self, job_id: str, attempt: int) -> Driver | None:
@@ -117,76 +125,46 @@ class Launcher:
     def _command(
         self, launch: Launch, cluster: Cluster, environment: Environment, properties: Path, token: Path
     ) -> list[str]:
-        command = [find_spark_submit(cluster.spark_submit), "--master", cluster.master]
-        command += ["--deploy-mode", cluster.deploy_mode, "--properties-file", str(properties)]
-        py_files = [*cluster.py_files, *environment.py_files]
-        archives = [*cluster.archives, *environment.archives]
-        if py_files:
-            command += ["--py-files", ",".join(py_files)]
-        if archives:
-            command += ["--archives", ",".join(archives)]
-        if not cluster.driver_is_child:
-            command += ["--files", str(token)]
-        command.append(str(_PACKAGE / "engine" / "app.py"))
-        return [
-            *command,
-            "--job-id",
-            launch.job_id,
-            "--attempt",
-            str(launch.attempt),
-            "--namespace",
-            self.namespace_url,
-        ]
+        conf = {**cluster.conf, **environment.conf}
+        arguments = ["--job-id", launch.job_id, "--attempt", str(launch.attempt), "--namespace", self.namespace_url]
+        try:
+            program, *rest = submit_command(
+                arguments,
+                master=cluster.master,
+                deploy_mode=cluster.deploy_mode,
+                # What overrides the engine's own settings must stand where they stand; the rest is in the file.
+                conf={name: value for name, value in conf.items() if name in TUNED or name == _JAVA_OPTIONS},
+                py_files=[*cluster.py_files, *environment.py_files],
+                archives=[*cluster.archives, *environment.archives],
+                image=environment.image,
+                data_in_jvm=launch.job_type == JobType.REFRESH.value,
+            )
+        except JavaNotFoundError as error:
+            raise LaunchError(str(error)) from None
+        files = [] if cluster.driver_is_child else ["--files", str(token)]
+        return [cluster.spark_submit or program, "--properties-file", str(properties), *files, *rest]
 
     def _conf(self, launch: Launch, cluster: Cluster, environment: Environment, token: Path) -> dict[str, str]:
-        conf = {"spark.app.name": f"lance {launch.table_name} {launch.job_id}"[:200]}
-        conf |= cluster.conf
-        conf |= environment.conf
-        if environment.image:
-            conf["spark.kubernetes.container.image"] = environment.image
+        conf = {
+            "spark.app.name": f"lance {launch.table_name} {launch.job_id}"[:200],
+            **cluster.conf,
+            **environment.conf,
+        }
         if not cluster.driver_is_child:
             # The driver starts elsewhere: the token travels as a file of the application, and these name it there.
-            for prefix in ("spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv."):
+            for prefix in _DRIVER_VARIABLES:
                 conf[prefix + TOKEN_FILE_VARIABLE] = token.name
         for name, value in environment.env.items():
-            for prefix in ("spark.executorEnv.", "spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv."):
+            for prefix in ("spark.executorEnv.", *_DRIVER_VARIABLES):
                 conf.setdefault(prefix + name, value)
         return conf
 
     def _variables(self, cluster: Cluster, environment: Environment, token: Path) -> dict[str, str]:
         variables = {**os.environ, **cluster.env, **environment.env, TOKEN_FILE_VARIABLE: str(token)}
-        variables.setdefault("PYSPARK_PYTHON", sys.executable)
-        variables.setdefault("PYSPARK_DRIVER_PYTHON", variables["PYSPARK_PYTHON"])
         # A driver run from a source tree finds this very package, not another installed one.
         paths = [str(_PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
         variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        if cluster.spark_submit is None:
-            try:
-                variables |= java_environment(variables)
-            except JavaNotFoundError as error:
-                raise LaunchError(str(error)) from None
-        return variables
-
-
-def find_spark_submit(chosen: str | None = None, environ: Mapping[str, str] | None = None) -> str:
-    """The configured one, ``SPARK_HOME``'s, the installed ``pyspark``'s, or the PATH's."""
-    if chosen:
-        return chosen
-    environ = os.environ if environ is None else environ
-    candidates = [Path(environ["SPARK_HOME"], "bin", "spark-submit")] if environ.get("SPARK_HOME") else []
-    package = find_spec("pyspark")
-    if package is not None and package.origin:
-        candidates.append(Path(package.origin).parent / "bin" / "spark-submit")
-    for candidate in candidates:
-        if candidate.is_file():
-            return str(candidate)
-    found = shutil.which("spark-submit", path=environ.get("PATH"))
-    if found is None:
-        raise LaunchError(
-            "No spark-submit was found: set SPARK_HOME, put it on the PATH, or "
-            "`pip install 'airflow-provider-lance[spark]'`."
-        )
-    return found
+        return variables | submit_environment(environ=variables)
 
 
 def _properties(conf: Mapping[str, str]) -> str:

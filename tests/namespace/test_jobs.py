@@ -181,7 +181,7 @@ class TestClaimAndReport:
 
         def one(number: int) -> bool:
             try:
-                service.claim_job({"job_id": job_id, "attempt": 1, "launch_token": f"driver {number}"})
+                service.claim_job({"job_id": job_id, "attempt": 1, "launch_token": f"the token of driver {number}"})
             except ConcurrentModificationError:
                 return False
             return True
@@ -320,13 +320,16 @@ class TestExternal:
         assert (body["attempt"], body["job_state"]) == (1, "QUEUED")
         service.supervisor.round()
         service.claim_job({"job_id": job_id, "attempt": 1})
-        with pytest.raises(ConcurrentModificationError):
-            service.claim_job({"job_id": job_id, "attempt": 1})
+        for token in (None, "", "somebody else's token"):
+            with pytest.raises(ConcurrentModificationError):
+                service.claim_job({"job_id": job_id, "attempt": 1, "launch_token": token})
+        with pytest.raises(InvalidInputError, match="random"):
+            service.claim_job({"job_id": job_id, "attempt": 1, "launch_token": "short"})
         row = service.registry.get(job_id)
         assert row is not None
         service.executions.driver_died(row, "It went away.")
-        claim = service.claim_job({"job_id": job_id, "attempt": 2, "launch_token": "mine"})
-        assert service.claim_job({"job_id": job_id, "attempt": 2, "launch_token": "mine"}) == claim
+        claim = service.claim_job({"job_id": job_id, "attempt": 2, "launch_token": "chosen at random, by me"})
+        assert service.claim_job({"job_id": job_id, "attempt": 2, "launch_token": "chosen at random, by me"}) == claim
 
 
 class TestCancel:

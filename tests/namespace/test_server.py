@@ -270,7 +270,7 @@ class TestKeys:
         assert job["job_state"] == "DONE", job  # the fake driver carries no key
         fields = {"column": "n", "cluster": "external", "where": "id > 1"}
         job_id = server.post("/v1/table/people/backfill_column", fields, headers=headers).json()["job_id"]
-        claim = {"job_id": job_id, "attempt": 1, "launch_token": "chosen by me"}
+        claim = {"job_id": job_id, "attempt": 1, "launch_token": "chosen by me, at random"}
         assert server.post("/v1/jobs/claim", claim).status_code == 401
         token = server.post("/v1/jobs/claim", claim, headers=headers).json()["claim_token"]
         bearer = {"authorization": f"Bearer {token}"}
@@ -344,7 +344,8 @@ def test_a_base_path_is_in_front_of_everything(tmp_path: Path) -> None:
         assert httpx.post(f"{bare}/v1/jobs/list").status_code == 404
         assert httpx.get(f"{bare}/healthz").status_code == 200
     finally:
-        assert process.stop() == 0
+        process.stop()
+    assert "Application shutdown complete" in process.log()
 
 
 def _tree(directory: Path) -> set[str]:
