@@ -41,7 +41,9 @@ results: dict[str, Any] = {}
 
 def rows(start: int, end: int) -> pa.Table:
     ids = np.arange(start, end)
-    text = pc.binary_join_element_wise(pa.array(ids).cast(pa.string()), "lorem ipsum dolor sit amet " * 3 + "x" * 12, " ")
+    text = pc.binary_join_element_wise(
+        pa.array(ids).cast(pa.string()), "lorem ipsum dolor sit amet " * 3 + "x" * 12, " "
+    )
     return pa.table({"id": ids, "key": (ids * 7919) % 1000, "amount": ids / 3, "text": text})
 
 
@@ -54,7 +56,9 @@ class Bench:
         self.spark = make_session("bench", conf={"spark.ui.enabled": "false", "spark.driver.memory": "4g"})
         cores = self.spark.sparkContext.defaultParallelism
         # Every worker imports Lance once, before any clock runs.
-        self.spark.sparkContext.parallelize(range(cores * 4), cores * 4).map(lambda _: __import__("lance").__name__).count()
+        self.spark.sparkContext.parallelize(range(cores * 4), cores * 4).map(
+            lambda _: __import__("lance").__name__
+        ).count()
         results["session_seconds"] = round(time.perf_counter() - started, 1)
 
     def path(self, name: str) -> str:
@@ -64,11 +68,15 @@ class Bench:
         for start in range(0, count, 2_000_000):
             mode = "append" if start else "create"
             data = rows(start, min(count, start + 2_000_000))
-            lance.write_dataset(data, self.path(name), mode=mode, enable_stable_row_ids=True, max_rows_per_file=ROWS_PER_FILE)
+            lance.write_dataset(
+                data, self.path(name), mode=mode, enable_stable_row_ids=True, max_rows_per_file=ROWS_PER_FILE
+            )
 
     def view(self, name: str, query: str) -> None:
         shutil.rmtree(self.path(name), ignore_errors=True)
-        create_view(self.path(name), ViewDefinition.from_request({"query": query}), lambda n: lance.dataset(self.path(n)))
+        create_view(
+            self.path(name), ViewDefinition.from_request({"query": query}), lambda n: lance.dataset(self.path(n))
+        )
 
     def refresh(self, name: str, **request: Any) -> dict[str, Any]:
         definition = ViewDefinition.from_metadata(lance.dataset(self.path(name)).schema.metadata)
@@ -179,7 +187,8 @@ def spark_sql(bench: Bench, source: str) -> None:
     pq.write_table(small, bench.folder / "names.parquet")
     queries = {
         "GROUP BY 1,000 keys": f"SELECT key, count(*) AS n, sum(amount) AS total FROM {source} GROUP BY key",
-        "join with 10,000 rows": f"SELECT s.key, n.name, s.amount FROM {source} s JOIN names n ON s.key = n.key WHERE s.id % 50 = 0",
+        "join with 10,000 rows": f"SELECT s.key, n.name, s.amount FROM {source} s "
+        "JOIN names n ON s.key = n.key WHERE s.id % 50 = 0",
     }
     session = bench.spark.newSession()
     session.read.parquet(str(parquet)).createOrReplaceTempView(source)

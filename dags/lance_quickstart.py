@@ -76,27 +76,27 @@ with DAG(
 ) as dag:
 
     @task.lance
-    def load(rows: int, *, namespace: Any) -> dict[str, Any]:
+    def load(rows: str, *, namespace: Any) -> dict[str, Any]:
         """Write the articles through the namespace: each commit becomes a version there."""
         import lance
 
         table = lance.write_dataset(
-            articles(0, rows),
+            articles(0, int(rows)),
             namespace_client=namespace,
             table_id=ARTICLES,
             mode="append",
-            max_rows_per_file=max(10_000, rows // 16),
+            max_rows_per_file=max(10_000, int(rows) // 16),
             enable_stable_row_ids=True,
         )
         return {"rows": table.count_rows(), "version": table.version}
 
     @task.lance
-    def append(rows: int, *, namespace: Any) -> dict[str, Any]:
+    def append(rows: str, *, namespace: Any) -> dict[str, Any]:
         """One percent more articles."""
         import lance
 
-        more = max(1, rows // 100)
-        table = lance.write_dataset(articles(rows, more), namespace_client=namespace, table_id=ARTICLES, mode="append")
+        more = max(1, int(rows) // 100)
+        table = lance.write_dataset(articles(int(rows), more), namespace_client=namespace, table_id=ARTICLES, mode="append")
         return {"rows": more, "version": table.version}
 
     @task.lance

@@ -23,6 +23,7 @@ from airflow_provider_lance.engine.select_statement import SimpleSelect
 from airflow_provider_lance.engine.table_function import (
     Environment,
     TableFunction,
+    failed,
     function_inputs,
     load_function,
     open_function,
@@ -83,7 +84,9 @@ class ChunkProducer:
         return _table(found, self.output)
 
     def _batch(self, expand: Callable[..., Any], inputs: pa.RecordBatch, figures: TaskFigures) -> pa.Table:
-        result = self._guarded(lambda: _batch_result(expand(inputs), inputs.num_rows, self.output), figures, len(inputs))
+        result = self._guarded(
+            lambda: _batch_result(expand(inputs), inputs.num_rows, self.output), figures, len(inputs)
+        )
         return _table([], self.output) if result is None else result
 
     def _guarded(self, call: Callable[[], Any], figures: TaskFigures, rows: int) -> Any:
@@ -92,10 +95,10 @@ class ChunkProducer:
         for attempt in range(policy.retries + 1):
             try:
                 return call()
-            except Exception:
+            except Exception as error:
                 if attempt == policy.retries:
                     if policy.on_error == "fail":
-                        raise
+                        raise failed("the view's function failed", error) from error
                     figures.failed += rows
                     return None
                 time.sleep(_RETRY_SECONDS * 2**attempt)

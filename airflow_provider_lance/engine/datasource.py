@@ -1,7 +1,8 @@
 """Lance tables as Spark tables: fragments as partitions, only the needed columns, simple filters pushed down, in Arrow.
 
-For the SQL that Lance itself has no words for (joins, GROUP BY, unions). Each table is registered as a data source class
-of its own that carries its location and credentials inside, so that no Spark plan, log or UI shows them.
+For the SQL that Lance itself has no words for (joins, GROUP BY, unions). Each table is registered as a data source
+class of its own that carries its location and credentials inside, so that no Spark plan, log or UI shows them.
+Spark plans in short-lived Python processes: nothing here may import Lance before rows are read.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from airflow_provider_lance.engine.expressions import format_path
+from airflow_provider_lance.engine.select_statement import quote
 from airflow_provider_lance.engine.table import TableRef
 
 if TYPE_CHECKING:
+    import lance
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import Filter
@@ -34,13 +36,27 @@ _COMPARISONS = {
 
 @dataclass(frozen=True)
 class LanceSource:
-    """One version of a table, reduced to the columns a query reads, cut into ``partitions`` shares."""
+    """One version of a table, reduced to the columns a query reads, as groups of fragments: one per Spark task."""
 
     table: TableRef
     version: int
-    columns: tuple[str, ...]
     schema: pa.Schema
-    partitions: int
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, table: TableRef, dataset: lance.LanceDataset, columns: Sequence[str], partitions: int) -> LanceSource:
+        """Neighbouring fragments with about the same number of rows go together."""
+        import pyarrow as pa
+
+        schema = pa.schema([pa.field(name, dataset.schema.field(name).type) for name in columns])
+        fragments = dataset.get_fragments()
+        rows = [fragment.count_rows() for fragment in fragments]
+        total, before = sum(rows) or 1, 0
+        shares: list[list[int]] = [[] for _ in range(max(1, min(partitions, len(fragments))))]
+        for fragment, count in zip(fragments, rows, strict=True):
+            shares[min(len(shares) - 1, before * len(shares) // total)].append(fragment.fragment_id)
+            before += count
+        return cls(table, dataset.version, schema, tuple(tuple(share) for share in shares if share))
 
 
 @dataclass
@@ -63,7 +79,13 @@ def spark_table(session: SparkSession, source: LanceSource) -> DataFrame:
             return name
 
     session.dataSource.register(Registered)
-    return session.read.format(name).load()
+    return session.read.format(name).schema(_spark_struct(source)).load()
+
+
+def _spark_struct(source: LanceSource) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(spark_schema(source.schema))
 
 
 class LanceTable(DataSource):
@@ -72,9 +94,7 @@ class LanceTable(DataSource):
     lance_source: LanceSource
 
     def schema(self) -> Any:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return from_arrow_schema(spark_schema(self.lance_source.schema))
+        return _spark_struct(self.lance_source)
 
     def reader(self, schema: Any) -> LanceReader:
         return LanceReader(self.lance_source)
@@ -87,7 +107,7 @@ class LanceReader(DataSourceReader):
         self.source = source
         self.filter: str | None = None
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take over what Lance evaluates exactly as Spark does; Spark evaluates the rest."""
         taken = []
         for spark_filter in filters:
@@ -99,14 +119,7 @@ class LanceReader(DataSourceReader):
         self.filter = " AND ".join(taken) or None
 
     def partitions(self) -> Sequence[InputPartition]:
-        fragments = self.source.table.open(self.source.version).get_fragments()
-        rows = [fragment.count_rows() for fragment in fragments]
-        total, before = sum(rows) or 1, 0
-        shares: list[list[int]] = [[] for _ in range(max(1, min(self.source.partitions, len(fragments))))]
-        for fragment, count in zip(fragments, rows, strict=True):
-            shares[min(len(shares) - 1, before * len(shares) // total)].append(fragment.fragment_id)
-            before += count
-        return [FragmentGroup(tuple(share)) for share in shares if share] or [FragmentGroup(())]
+        return [FragmentGroup(group) for group in self.source.groups] or [FragmentGroup(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, FragmentGroup)
@@ -116,7 +129,7 @@ class LanceReader(DataSourceReader):
         schema = spark_schema(self.source.schema)
         same = schema.equals(self.source.schema)
         batches = dataset.scanner(
-            columns=list(self.source.columns),
+            columns=self.source.schema.names,
             filter=self.filter,
             fragments=[dataset.get_fragment(number) for number in partition.fragments],
             batch_size=BATCH_ROWS,
@@ -168,14 +181,14 @@ def lance_filter(spark_filter: Filter, schema: pa.Schema) -> str | None:
     if attribute is None or len(attribute) != 1 or schema.get_field_index(attribute[0]) < 0:
         return None
     kind = schema.field(attribute[0]).type
-    column = format_path([attribute[0]])
+    column = quote(attribute[0])
     if name in ("IsNull", "IsNotNull"):
         return f"{column} IS {'NOT ' if name == 'IsNotNull' else ''}NULL"
     if name in _COMPARISONS:
-        value = _literal(spark_filter.value, kind)  # type: ignore[attr-defined]
+        value = _literal(spark_filter.value, kind)
         return None if value is None else f"{column} {_COMPARISONS[name]} {value}"
     if name == "In":
-        values = [_literal(value, kind) for value in spark_filter.value]  # type: ignore[attr-defined]
+        values = [_literal(value, kind) for value in spark_filter.value]
         return None if None in values or not values else f"{column} IN ({', '.join(str(v) for v in values)})"
     return None
 
@@ -191,5 +204,3 @@ def _literal(value: Any, kind: pa.DataType) -> str | None:
         return "'" + value.replace("'", "''") + "'"
     # Floats are left to Spark: it calls NaN equal to itself and larger than everything, Arrow does not.
     return None
-
-

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.engine.commit import read_transaction
-
 if TYPE_CHECKING:
     import lance
 
@@ -23,7 +21,9 @@ class Commit:
 def read_commit(dataset: lance.LanceDataset, version: int) -> Commit | None:
     """The commit behind ``version``; None where it was cleaned up or cannot be read."""
     try:
-        transaction = read_transaction(dataset, version)
+        transaction = dataset.read_transaction(version)
+    except (OSError, ValueError, NotImplementedError):
+        return None
     except TypeError as error:
         # pylance 14 cannot build the object for a compaction that also rewrote an index; that is what it was.
         return Commit("Rewrite") if "RewrittenIndex" in str(error) else None

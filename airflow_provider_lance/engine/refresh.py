@@ -1,4 +1,4 @@
-"""Refresh a materialized view: decide what has to be done, have it computed, publish it in one commit, move the bookmark.
+"""Refresh a materialized view: decide what is to do, have it computed, publish it in one commit, move the bookmark.
 
 The order is the promise: rows first, bookmark second, each exactly on the version that was read. A refresh that was
 interrupted in between is finished by the next one; a refresh that loses a race starts over from what the winner left.
@@ -15,6 +15,7 @@ from lance_namespace.errors import LanceNamespaceError
 
 from airflow_provider_lance.engine.changes import NotComparable, SourcePoint, find_changes, version_timestamp
 from airflow_provider_lance.engine.context import JobContext, JobError
+from airflow_provider_lance.engine.faults import reach
 from airflow_provider_lance.engine.progress import ProgressMeter
 from airflow_provider_lance.engine.row_view import Computed, QueryView, Work
 from airflow_provider_lance.engine.table import TableRef
@@ -43,7 +44,7 @@ def run_refresh(context: JobContext) -> dict[str, Any]:
             try:
                 result = _refresh(context, view, meter)
             except ViewMovedError as moved:
-                # What was computed is dropped with its files: rows are only ever added to the version they were made for.
+                # What was computed is dropped: rows are only ever added to the version they were made for.
                 context.reporter.event(f"{moved}; starting over", attempt=attempt)
                 continue
             except LanceNamespaceError as error:
@@ -71,7 +72,9 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> dict
     meter.phase("commit")
     if not computed.changes.empty:
         context.reporter.check_commit()
+        reach("view-before-rows")
         version = write_rows(view, state, computed.changes, outcome, context.job_id)
+    reach("view-between-commits")
     context.reporter.check_commit()
     version = write_bookmark(view, version, outcome, context.job_id)
     meter.phase("done")
@@ -228,9 +231,7 @@ def _table(context: JobContext, name: str) -> TableRef:
     return TableRef(location, storage_options=context.storage_options)
 
 
-def _open_sources(
-    context: JobContext, state: ViewState, request: Mapping[str, Any]
-) -> dict[str, lance.LanceDataset]:
+def _open_sources(context: JobContext, state: ViewState, request: Mapping[str, Any]) -> dict[str, lance.LanceDataset]:
     wanted = request.get("src_version")
     sources = {}
     for name in state.definition.sources:
@@ -240,4 +241,3 @@ def _open_sources(
             at = f" at version {wanted}" if wanted else ""
             raise JobError("plan", f"the view's source {name} cannot be opened{at}: {error}") from error
     return sources
-

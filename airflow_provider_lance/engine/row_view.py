@@ -6,19 +6,20 @@ runs and what the view loses and gains; commits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.changes import Changes, NotComparable
 from airflow_provider_lance.engine.context import JobContext
-from airflow_provider_lance.engine.progress import ProgressMeter, TaskFigures
+from airflow_provider_lance.engine.progress import ProgressMeter
 from airflow_provider_lance.engine.scan_tasks import (
     DEFAULT_ROWS_PER_FILE,
     DRIVER_BYTES,
     DRIVER_ROWS,
     ROWS_PER_SPARK_TASK,
     Producer,
+    QueryProducer,
     Scan,
     ScanTask,
     Target,
@@ -36,12 +37,11 @@ from airflow_provider_lance.engine.view_table import RowChanges, ViewState
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a kind of view gets to compute with: the job, the view as it is, and its one source at the wanted version."""
+    """What a view is computed with: the job, the view as it is, and its one source at the wanted version."""
 
     context: JobContext
     request: Mapping[str, Any]
@@ -73,19 +73,6 @@ class Computed:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
-class QueryProducer:
-    """Rows of a single-table query, evaluated by Lance."""
-
-    scan: Scan
-    columns: Mapping[str, str]
-
-    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
-        for batch in self.scan.batches(task, dict(self.columns)):
-            figures.bytes_read += batch.nbytes
-            yield batch
-
-
 class QueryView:
     """``SELECT … FROM one table [WHERE …] [LIMIT n]``."""
 
@@ -99,9 +86,7 @@ class QueryView:
     def producer(self, extra: str | None) -> Producer:
         work = self.work
         columns = {item.name: item.expression for item in self.select.items} | {SOURCE_ROW_ID: "_rowid"}
-        return QueryProducer(
-            Scan(work.source_table, work.source.version, both(self.select.filter, extra)), columns
-        )
+        return QueryProducer(Scan(work.source_table, work.source.version, both(self.select.filter, extra)), columns)
 
     def rebuild(self) -> Computed:
         """All rows anew; the old fragments go in the same commit."""
@@ -132,8 +117,10 @@ class QueryView:
             # In order and only so many: that is one reader's work.
             everything = tuple(f.fragment_id for f in work.source.get_fragments()) if fragments is None else fragments
             tasks = [ScanTask(0, everything, limit, limit=limit)] if limit else []
-            return run_in_driver(tasks, producer, work.target, work.meter)
-        return run_tasks(work, producer, fragments, extra, rows, driver_rows=self.driver_rows, udtf=work.state.definition.udtf)
+            return run_in_driver(work.context, tasks, producer, work.target, work.meter)
+        return run_tasks(
+            work, producer, fragments, extra, rows, driver_rows=self.driver_rows, udtf=work.state.definition.udtf
+        )
 
 
 def run_tasks(
@@ -154,7 +141,7 @@ def run_tasks(
     if small and not asked_for_spark:
         per_task = size or rows
         tasks = plan_tasks(work.source, fragments, rows_per_task=per_task, exact=bool(size), filter=extra)
-        return run_in_driver(tasks, producer, work.target, work.meter)
+        return run_in_driver(work.context, tasks, producer, work.target, work.meter)
     cores = default_parallelism(work.context.spark.sparkContext)
     threads = work.request.get("intra_applier_concurrency") or 1
     share = -(-rows // ((work.request.get("concurrency") or cores) * threads))

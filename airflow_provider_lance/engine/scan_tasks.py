@@ -1,24 +1,27 @@
 """Turn rows of a source table into fragments of a view, in the driver or in Spark tasks.
 
 A *producer* yields the batches of one :class:`ScanTask`; everything else is the same for every kind of view: cut the
-source into tasks, run them, write fragments, count. Only fragment metadata comes back. Commits nothing.
+source into tasks, run them, write fragments, count. Only fragment metadata comes back. Commits nothing. Spark workers
+import this module, so it imports neither Lance nor a namespace before there is a task.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_lance.engine.context import JobContext
+from airflow_provider_lance.engine.context import JobContext, JobError
+from airflow_provider_lance.engine.faults import reach
 from airflow_provider_lance.engine.progress import ProgressAddress, ProgressMeter, ProgressSender, TaskFigures
 from airflow_provider_lance.engine.resources import with_resources
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec
+from airflow_provider_lance.engine.watched import run_watched
 
 if TYPE_CHECKING:
     import lance
@@ -106,11 +109,33 @@ class Written:
         return [FragmentMetadata.from_json(text) for text in self.fragments]
 
 
+class FunctionFailedError(Exception):
+    """A view's own function failed, or cannot be loaded: trying the task again would not help."""
+
+
 Producer = Callable[[ScanTask, TaskFigures], Iterable["pa.RecordBatch"]]
 
 
+@dataclass(frozen=True)
+class QueryProducer:
+    """Rows of a single-table query, evaluated by Lance."""
+
+    scan: Scan
+    columns: Mapping[str, str]
+
+    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
+        for batch in self.scan.batches(task, dict(self.columns)):
+            figures.bytes_read += batch.nbytes
+            yield batch
+
+
 def plan_tasks(
-    dataset: lance.LanceDataset, fragments: Iterable[int] | None, *, rows_per_task: int, exact: bool, filter: str | None = None
+    dataset: lance.LanceDataset,
+    fragments: Iterable[int] | None,
+    *,
+    rows_per_task: int,
+    exact: bool,
+    filter: str | None = None,
 ) -> list[ScanTask]:
     """Cut fragments, in their order, into tasks of about ``rows_per_task`` rows.
 
@@ -144,10 +169,13 @@ def plan_tasks(
     return tasks
 
 
-def run_in_driver(tasks: Sequence[ScanTask], producer: Producer, target: Target, meter: ProgressMeter) -> list[Written]:
+def run_in_driver(
+    context: JobContext, tasks: Sequence[ScanTask], producer: Producer, target: Target, meter: ProgressMeter
+) -> list[Written]:
     """Run tasks one after the other here; for work that is not worth a Spark session."""
     done = []
     for task in tasks:
+        context.reporter.check()
         figures = TaskFigures()
         done.append(write_task(task, producer, target, figures))
         meter.task_done(f"driver-{task.index}", replace(figures, fragments=len(task.fragments)))
@@ -169,13 +197,14 @@ def run_on_spark(
     spark = context.spark.sparkContext
     slices = _slices(tasks, min(len(tasks), concurrency or default_parallelism(spark) * TASKS_PER_CORE))
     worker = _Worker(producer, target, threads or 1, meter.address)
-    spark.setJobGroup(context.job_id, "refresh a materialized view", interruptOnCancel=True)
     rdd = spark.parallelize(slices, len(slices))
     if udtf is not None:
         rdd = with_resources(rdd, spark, udtf)
-    results = rdd.mapPartitionsWithIndex(worker).collect()
-    for number, figures in {number: figures for number, figures, _ in results}.items():
+    results = run_watched(context, rdd.mapPartitionsWithIndex(worker).collect)
+    for number, figures, many in results:
         meter.task_done(f"task-{number}", figures)
+        if isinstance(many, str):
+            raise JobError("compute", many)
     return sorted((written for _, _, many in results for written in many), key=lambda written: written.index)
 
 
@@ -190,7 +219,7 @@ class _Worker:
 
     def __call__(
         self, number: int, partition: Iterable[list[ScanTask]]
-    ) -> Iterator[tuple[int, TaskFigures, list[Written]]]:
+    ) -> Iterator[tuple[int, TaskFigures, list[Written] | str]]:
         tasks = [task for group in partition for task in group]
         sender = ProgressSender(self.address, f"task-{number}")
 
@@ -206,6 +235,10 @@ class _Worker:
             else:
                 with ThreadPoolExecutor(max_workers=self.threads) as pool:
                     done = list(pool.map(run, tasks))
+        except FunctionFailedError as error:
+            # An answer, not an exception: Spark would run the same function on the same rows three times more.
+            yield number, sender.figures, str(error)
+            return
         finally:
             sender.close()
         yield number, sender.figures, done
@@ -216,26 +249,38 @@ def write_task(task: ScanTask, producer: Producer, target: Target, figures: Task
     import pyarrow as pa
     from lance.fragment import write_fragments
 
+    reach("view-task")
     failed_before = figures.failed
 
-    def counted() -> Iterator[pa.RecordBatch]:
-        for batch in producer(task, figures):
-            figures.rows += batch.num_rows
-            figures.bytes_written += batch.nbytes
-            if batch.num_rows:
-                yield batch if batch.schema.equals(target.schema) else _conform(batch, target.schema)
+    failure: list[Exception] = []
 
-    reader = pa.RecordBatchReader.from_batches(target.schema, counted())
-    fragments = write_fragments(
-        reader,
-        target.view.location,
-        schema=target.schema,
-        mode="overwrite" if target.new_schema else "append",
-        max_rows_per_file=target.rows_per_file,
-        data_storage_version=target.storage_version,
-        enable_stable_row_ids=True,
-        storage_options=target.view.storage_options or None,
-    )
+    def counted() -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in producer(task, figures):
+                figures.rows += batch.num_rows
+                figures.bytes_written += batch.nbytes
+                if batch.num_rows:
+                    yield batch if batch.schema.equals(target.schema) else _conform(batch, target.schema)
+        except Exception as error:
+            failure.append(error)
+            raise
+
+    try:
+        fragments = write_fragments(
+            pa.RecordBatchReader.from_batches(target.schema, counted()),
+            target.view.location,
+            schema=target.schema,
+            mode="overwrite" if target.new_schema else "append",
+            max_rows_per_file=target.rows_per_file,
+            data_storage_version=target.storage_version,
+            enable_stable_row_ids=True,
+            storage_options=target.view.storage_options or None,
+        )
+    except (OSError, ValueError, RuntimeError):
+        # Lance passes a producer's error through Rust, where its type and its cause get lost.
+        if failure:
+            raise failure[0] from None
+        raise
     kept = [fragment for fragment in fragments if fragment.physical_rows]
     return Written(
         task.index,
@@ -243,6 +288,24 @@ def write_task(task: ScanTask, producer: Producer, target: Target, figures: Task
         sum(fragment.physical_rows for fragment in kept),
         figures.failed - failed_before,
     )
+
+
+class FragmentWriter:
+    """For ``DataFrame.mapInArrow``: the rows of one partition become fragments, and one line that describes them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        written = write_task(ScanTask(0, (), 0), lambda _task, _figures: batches, self.target, TaskFigures())
+        line = json.dumps({"fragments": written.fragments, "rows": written.rows})
+        yield pa.RecordBatch.from_pydict({"written": [line]})
+
+    @staticmethod
+    def read(index: int, line: str) -> Written:
+        return Written(index, **json.loads(line))
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -30,8 +30,8 @@ _RESERVED = frozenset(
     where window with within""".split()  # noqa: SIM905 - a list would be eighty lines
 )
 _OUTSIDE_SIMPLE = frozenset(
-    ["join", "group", "having", "order", "union", "intersect", "except", "window", "qualify", "fetch", "offset"]
-    + ["cluster", "distribute", "sort", "lateral"]
+    """join group having order union intersect except window qualify fetch offset cluster distribute sort
+    lateral""".split()  # noqa: SIM905
 )
 _ENDS_FROM = frozenset(["select", "where", "group", "having", "order", "limit", "union", "except", "intersect"])
 
@@ -195,7 +195,17 @@ def rename_tables(sql: str, names: Mapping[str, str]) -> str:
 
 def _clause(token: Token) -> bool:
     """Words that follow a table and are neither reserved nor its alias."""
-    return token.keyword in ("tablesample", "pivot", "unpivot", "qualify", "cluster", "distribute", "sort", "anti", "semi")
+    return token.keyword in (
+        "tablesample",
+        "pivot",
+        "unpivot",
+        "qualify",
+        "cluster",
+        "distribute",
+        "sort",
+        "anti",
+        "semi",
+    )
 
 
 def _clauses(tokens: Sequence[Token]) -> dict[str, list[Token]] | None:

@@ -6,19 +6,18 @@ back. Commits nothing.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.datasource import BATCH_ROWS, LanceSource, spark_table, spark_type
-from airflow_provider_lance.engine.progress import TaskFigures
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
-from airflow_provider_lance.engine.scan_tasks import ScanTask, Target, Written, write_task
+from airflow_provider_lance.engine.scan_tasks import FragmentWriter, Target
 from airflow_provider_lance.engine.select_statement import rename_tables, tokenize
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.watched import run_watched
 
 if TYPE_CHECKING:
     import lance
@@ -47,9 +46,8 @@ class SparkView:
         if work.request.get("concurrency"):
             frame = frame.coalesce(work.request["concurrency"])
         work.meter.phase("compute")
-        session.sparkContext.setJobGroup(work.context.job_id, "refresh a materialized view", interruptOnCancel=True)
-        rows = frame.mapInArrow(_Writer(target), "written string").collect()
-        written = [Written(**{**json.loads(row.written), "index": number}) for number, row in enumerate(rows)]
+        rows = run_watched(work.context, frame.mapInArrow(FragmentWriter(target), "written string").collect)
+        written = [FragmentWriter.read(number, row.written) for number, row in enumerate(rows)]
         computed = replaced(work.state, written)
         if not settled:
             return computed
@@ -61,6 +59,11 @@ class SparkView:
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(BATCH_ROWS))
         session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         session.conf.set("spark.sql.session.timeZone", "UTC")
+        # Small results become one fragment, not one per core.
+        session.conf.set("spark.sql.adaptive.coalescePartitions.parallelismFirst", "false")
+        if not session.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
+            # Spark's default of 200 would be 200 Python tasks, and as many small fragments, for any result.
+            session.conf.set("spark.sql.shuffle.partitions", str(2 * default_parallelism(session.sparkContext)))
         return session
 
     def _register(self, session: SparkSession) -> str:
@@ -68,14 +71,7 @@ class SparkView:
         names = {}
         for number, (name, (table, dataset)) in enumerate(self.sources.items()):
             columns = columns_named(self.query, dataset.schema.names)
-            schema = dataset.schema
-            source = LanceSource(
-                table,
-                dataset.version,
-                tuple(columns),
-                _select(schema, columns),
-                default_parallelism(session.sparkContext),
-            )
+            source = LanceSource.of(table, dataset, columns, default_parallelism(session.sparkContext))
             view = f"lance_source_{number}"
             spark_table(session, source).createOrReplaceTempView(view)
             names[name] = view
@@ -100,20 +96,6 @@ class SparkView:
         return self.work.target, False
 
 
-class _Writer:
-    """Runs in Spark's workers: the rows of one partition become fragments, and one line that describes them."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        written = write_task(ScanTask(0, (), 0), lambda _task, _figures: batches, self.target, TaskFigures())
-        line = json.dumps({"fragments": written.fragments, "rows": written.rows})
-        yield pa.RecordBatch.from_pydict({"written": [line]})
-
-
 def columns_named(sql: str, columns: Iterable[str]) -> list[str]:
     """The columns of a table that a query may read: those whose name occurs in it, or all under a ``*``.
 
@@ -134,12 +116,6 @@ def columns_named(sql: str, columns: Iterable[str]) -> list[str]:
 def _operand(token: Any) -> bool:
     """A bare word before ``*`` makes it a product, except the words that open a list of columns."""
     return token.kind == "word" and token.keyword not in ("select", "distinct", "all")
-
-
-def _select(schema: pa.Schema, columns: list[str]) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema([pa.field(name, schema.field(name).type) for name in columns])
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

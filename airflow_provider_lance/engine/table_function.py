@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.expressions import parse_path
+from airflow_provider_lance.engine.scan_tasks import FunctionFailedError
 from airflow_provider_lance.engine.udf import UdfEnvelope, UdfError, UdfPolicy, load, wrap
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, check_manifest
 from airflow_provider_lance.engine.view_definition import decode_schema, encode_schema
@@ -111,10 +113,19 @@ _satisfied: set[tuple[str, ...]] = set()
 
 def load_function(function: TableFunction, environment: Environment) -> Callable[..., Any]:
     """Unwrap the function in a worker, **running foreign code**, after its requirements were found installed."""
-    if environment.requirements not in _satisfied:
-        _check_requirements(environment.requirements)
-        _satisfied.add(environment.requirements)
-    return load(function.envelope)
+    try:
+        if environment.requirements not in _satisfied:
+            _check_requirements(environment.requirements)
+            _satisfied.add(environment.requirements)
+        return load(function.envelope)
+    except Exception as error:
+        raise failed("the view's function cannot be loaded", error) from error
+
+
+def failed(what: str, error: Exception) -> FunctionFailedError:
+    """The function's error as the owner of the job reads it: its own words, and the place in its own code."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return FunctionFailedError(f"{what}: {type(error).__name__}: {error} ({place.filename}:{place.lineno})")
 
 
 def function_inputs(batch: pa.RecordBatch, paths: tuple[str, ...]) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.table_function import (
     Environment,
     TableFunction,
+    failed,
     function_inputs,
     load_function,
     open_function,
@@ -45,7 +46,9 @@ class Partitioning:
     expression: str | None = None
     index: str | None = None
 
-    def find(self, dataset: lance.LanceDataset, select: SimpleSelect, bucket: int, buckets: int) -> Iterator[np.ndarray]:
+    def find(
+        self, dataset: lance.LanceDataset, select: SimpleSelect, bucket: int, buckets: int
+    ) -> Iterator[np.ndarray]:
         """The rows (as positions in the table) of every partition that falls to ``bucket``, in a stable order."""
         import numpy as np
         import pyarrow as pa
@@ -129,13 +132,17 @@ class UdtfProducer:
         for attempt in range(1, self.errors.max_attempts + 1):
             try:
                 # Collected before the first row is passed on: a partition that fails half way leaves nothing behind.
-                return [batch for part in call(pa.Table.from_batches([inputs])) for batch in _batches(part, self.function.output)]
-            except Exception:
+                return [
+                    batch
+                    for part in call(pa.Table.from_batches([inputs]))
+                    for batch in _batches(part, self.function.output)
+                ]
+            except Exception as error:
                 if self.errors.mode == "retry" and attempt < self.errors.max_attempts:
                     time.sleep(self.errors.delay(attempt))
                     continue
                 if self.errors.mode != "skip":
-                    raise
+                    raise failed("the view's function failed on a partition", error) from error
                 figures.failed += inputs.num_rows
                 return []
         return []

@@ -120,4 +120,3 @@ def ivf_index(source: lance.LanceDataset, column: str) -> str | None:
         if wanted in index.field_names and index.index_type.upper().startswith("IVF"):
             return str(index.name)
     return None
-

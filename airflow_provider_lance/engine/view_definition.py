@@ -36,10 +36,8 @@ LANCEDB_FORMAT = 1
 OWN_FORMAT = 1000
 
 KINDS = ("query", "udtf", "chunker")
-_REQUEST_FIELDS = frozenset(
-    ["id", "identity", "context", "kind", "source_query", "output_schema", "udtf_spec", "with_no_data", "auto_refresh"]
-    + ["query"]
-)
+_SPEC_FIELDS = ("kind", "source_query", "output_schema", "udtf_spec", "with_no_data", "auto_refresh")
+_REQUEST_FIELDS = frozenset(["id", "identity", "context", "query", *_SPEC_FIELDS])
 _REFRESH_NUMBERS = (
     "src_version",
     "max_rows_per_fragment",

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 _READERS = 4
 
 
-def delete_source_rows(
-    view: lance.LanceDataset, gone: np.ndarray
-) -> tuple[list[FragmentMetadata], list[int], int]:
+def delete_source_rows(view: lance.LanceDataset, gone: np.ndarray) -> tuple[list[FragmentMetadata], list[int], int]:
     """Fragments with the rows of ``gone`` deleted, ids of fragments left without rows, and how many rows went.
 
     Writes deletion files and commits nothing. Costs a scan of one integer column: 12 ms per million rows.
@@ -47,7 +45,7 @@ def delete_source_rows(
 
 
 def cut_fragments(fragments: list[FragmentMetadata], rows: int, target: Target) -> list[FragmentMetadata]:
-    """The first ``rows`` rows of fragments that are written but not committed; the one in the middle is written anew."""
+    """The first ``rows`` rows of fragments that are written but not committed; one of them is written anew."""
     from lance.file import LanceFileReader
     from lance.fragment import write_fragments
 

@@ -43,7 +43,7 @@ _HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig"])
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a refresh did: where its sources were, and its figures. Travels in the row commit, for whoever finishes it."""
+    """What a refresh did: its sources' versions and its figures. Travels in the row commit, for whoever finishes it."""
 
     points: Mapping[str, SourcePoint]
     mode: str

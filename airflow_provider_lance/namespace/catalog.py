@@ -162,7 +162,7 @@ class Catalog:
         if tag is not None and (version is not None or branch is not None):
             raise InvalidInputError("Name a tag, or a version and a branch, not both.")
         place = place or self.locate(table_id)
-        branch = None if branch == "main" else branch
+        branch = branch if names_branch(branch) else None
         options = self.storage_options or None
         try:
             head = lance.dataset(place.location, storage_options=options, session=self.session)
@@ -223,6 +223,11 @@ class Catalog:
         except TableNotFoundError:
             return False
         return True
+
+
+def names_branch(branch: str | None) -> bool:
+    """Whether a request's ``branch`` is another one than main."""
+    return branch not in {None, "", "main"}
 
 
 def plain_location(location: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow_provider_lance import __version__
 
-_URL_VARIABLE, _KEY_VARIABLE = "LANCE_URL", "LANCE_API_KEY"
+_URL_VARIABLE, _KEY_VARIABLE, _REGISTRY_VARIABLE = "LANCE_URL", "LANCE_API_KEY", "LANCE_REGISTRY"
 _PROPERTY_HELP = "a property of the namespace, e.g. storage.region=eu-west-1; may be repeated"
 
 
@@ -78,7 +78,12 @@ def _serve_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
 
 def _registry_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-dir", type=Path, help="folder for logs and the default registry")
-    parser.add_argument("--registry", help="database of jobs and keys: postgresql://… or sqlite:///… (default: SQLite)")
+    parser.add_argument(
+        "--registry",
+        default=os.environ.get(_REGISTRY_VARIABLE),
+        help=f"database of jobs and keys: postgresql://… or sqlite:///… (default ${_REGISTRY_VARIABLE}, else SQLite); "
+        "use the variable where the URL holds a password",
+    )
 
 
 def _keys_parser(commands: Any, debug: argparse.ArgumentParser) -> None:

@@ -78,10 +78,11 @@ class Columns:
         return self._catalog.call("alter_table_alter_columns", request)
 
     def alter_table_drop_columns(self, request: Any) -> Any:
-        schema = self._catalog.open(request.id, branch=request.branch).schema
+        dataset = self._catalog.open(request.id, branch=request.branch)
         for path in request.columns:
-            find_field(schema, path)
-        return self._catalog.call("alter_table_drop_columns", request)
+            find_field(dataset.schema, path)
+        dataset.drop_columns(list(request.columns))
+        return model("AlterTableDropColumnsResponse")(version=dataset.version)
 
     def update_field_metadata(self, request: Any) -> Any:
         dataset = self._catalog.open(request.id, branch=request.branch)

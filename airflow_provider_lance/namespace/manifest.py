@@ -21,6 +21,7 @@ from airflow_provider_lance.engine.table import TableFiles
 if TYPE_CHECKING:
     import lance
 
+_MAGIC = b"LANC"
 _MAX_VERSION = (1 << 64) - 1
 # One listing is cheaper than more questions than this.
 _ASK_ONE_BY_ONE = 32
@@ -49,6 +50,8 @@ class StagedManifest:
 
 def read_manifest(content: bytes, name: str) -> StagedManifest:
     """Read a manifest's content under the file name it would get; ``InvalidInputError`` if Lance cannot."""
+    if not content.endswith(_MAGIC):
+        raise _unreadable(content)  # Lance itself does not look: zeros are an empty table of version 0 to it
     with _opened(content, name) as dataset:
         return StagedManifest(
             version=int(dataset.version),
@@ -60,7 +63,7 @@ def read_manifest(content: bytes, name: str) -> StagedManifest:
 
 def referred_files(dataset: lance.LanceDataset) -> frozenset[str]:
     """The data and deletion files of a version that lie in its own table."""
-    found = set()
+    found: set[str] = set()
     for fragment in dataset.get_fragments():
         metadata = fragment.metadata
         found.update(f"data/{file.path}" for file in metadata.files if getattr(file, "base_id", None) is None)
@@ -81,7 +84,10 @@ def missing_files(files: TableFiles, wanted: frozenset[str]) -> list[str]:
 
 def _new_index_files(dataset: lance.LanceDataset) -> frozenset[str]:
     """The files of indices that this very version adds; its transaction lists them."""
-    transaction = dataset.read_transaction(dataset.version)
+    try:
+        transaction = dataset.read_transaction(dataset.version)
+    except TypeError:
+        return frozenset()  # pylance 14 cannot build the object for a compaction that also rewrote an index
     added = getattr(transaction.operation, "new_indices", None) if transaction is not None else None
     return frozenset(
         f"_indices/{index.uuid}/{file.path}"

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from airflow_provider_lance.api.client import validation_sentence
 from airflow_provider_lance.api.models import ViewRequest, model
 from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation
-from airflow_provider_lance.namespace.catalog import Catalog
+from airflow_provider_lance.namespace.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.columns import Columns
 from airflow_provider_lance.namespace.identifiers import check_identifier, table_identifier
 from airflow_provider_lance.namespace.job_requests import JobRequests
@@ -27,6 +27,7 @@ from airflow_provider_lance.namespace.queries import QUERIES, read_query
 from airflow_provider_lance.namespace.rows import Rows
 from airflow_provider_lance.namespace.submission import Jobs
 from airflow_provider_lance.namespace.tables import Tables
+from airflow_provider_lance.namespace.tags import Tags
 from airflow_provider_lance.namespace.translation import translated
 from airflow_provider_lance.namespace.tree import Tree
 from airflow_provider_lance.namespace.versions import Versions
@@ -37,6 +38,21 @@ _STORAGE = "storage."
 _OWN = ("root", "jobs_url", "config", "watch.")
 # Both dialects of these go to the engine's own reader, which checks every field.
 _READ_ELSEWHERE = frozenset({"create_materialized_view", "refresh_materialized_view"})
+# pylance takes a branch in these requests and works on main all the same: worse than to refuse.
+_MAIN_ONLY = frozenset(
+    {
+        "alter_table_alter_columns",
+        "analyze_table_query_plan",
+        "create_table_index",
+        "create_table_scalar_index",
+        "describe_table_index_stats",
+        "drop_table_index",
+        "explain_table_query_plan",
+        "list_table_indices",
+        "query_table",
+        "update_table_schema_metadata",
+    }
+)
 _IMPOSSIBLE = {
     "batch_commit_tables": "Storage has no transaction over several tables; send the operations one by one.",
 }
@@ -79,6 +95,7 @@ class SparkNamespace(LanceNamespace):
             self._tables,
             Rows(self._catalog, self._tables),
             Versions(self._catalog),
+            Tags(self._catalog),
             self._columns,
             self._views,
             requests,
@@ -126,6 +143,8 @@ class SparkNamespace(LanceNamespace):
         _check_ids(operation, request)
         if operation.name in _IMPOSSIBLE:
             raise UnsupportedOperationError(_IMPOSSIBLE[operation.name])
+        if operation.name in _MAIN_ONLY and names_branch(request.branch):
+            raise UnsupportedOperationError(f"{operation.id} works on the main branch only; open the branch's dataset.")
         arguments = (request,) if operation.body is not Body.ARROW else (request, _bytes(data))
         with translated():
             for room in self._rooms:

@@ -1,24 +1,23 @@
 """Rows: count, query, insert, merge, update and delete them, on any branch.
 
 pylance's namespace takes ``branch`` in these requests and works on main all the same, so whatever names a branch is
-done on the branch's dataset here, or refused. Methods are operations of the wire by name.
+done on the branch's dataset here. Methods are operations of the wire by name.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.expressions import find_field, format_path
-from airflow_provider_lance.namespace.catalog import Catalog
+from airflow_provider_lance.namespace.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.tables import Tables, read_stream
 from airflow_provider_lance.namespace.tree import read_word
 
 if TYPE_CHECKING:
     import lance
-
 
 
 class Rows:
@@ -101,11 +100,6 @@ class Rows:
 
     def _readable(self, request: Any, query: Any) -> Any:
         """The query with what pylance does not work out itself: the table's one vector column."""
-        if _names_branch(query.branch):
-            self._catalog.open(request.id, branch=query.branch)
-            raise UnsupportedOperationError(
-                "Queries on a branch are not answered here; read the branch's dataset, or count its rows."
-            )
         dimension = len(query.vector.single_vector or (query.vector.multi_vector or [[]])[0])
         if dimension and not query.vector_column:
             dataset = self._catalog.open(request.id, version=query.version)
@@ -113,7 +107,7 @@ class Rows:
         return query
 
     def _branch(self, request: Any, version: int | None = None) -> lance.LanceDataset | None:
-        if not _names_branch(request.branch):
+        if not names_branch(request.branch):
             return None
         return self._catalog.open(request.id, branch=request.branch, version=version)
 
@@ -131,7 +125,3 @@ def vector_column(dataset: lance.LanceDataset, dimension: int) -> str:
         which = f"these fit: {', '.join(found)}" if found else "the table has none that fits"
         raise InvalidInputError(f"Name the vector_column of a search with {dimension} dimensions; {which}.")
     return found[0]
-
-
-def _names_branch(branch: str | None) -> bool:
-    return branch not in {None, "", "main"}

@@ -37,6 +37,7 @@ _MEANINGS: tuple[tuple[type[LanceNamespaceError], str], ...] = (
     (InvalidInputError, r"already exists in the dataset|Type conflicts between"),
     (InvalidInputError, r"InvalidInput\b|Invalid (user )?input|FieldNotFound|(?i:schema ?error)|sql parser error"),
     (InvalidInputError, r"Error during planning|Failed to (coerce|read IPC stream)|No field named|Arrow error"),
+    (InvalidInputError, r"C Data interface error|File name too long"),
     (TableNotFoundError, r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory"),
     (ServiceUnavailableError, r"(?i:timed out|connection (refused|reset)|error sending request|slowdown)"),
 )
@@ -46,7 +47,9 @@ _PLACES = (
     re.compile(r",? ?backtrace: \w+"),
     re.compile(r",? ?(location: )?/\S+\.rs:\d+(:\d+)?"),
 )
-_WRAPPERS = re.compile(r"^((Namespace error|Internal error|Invalid user input): |Encountered internal error\. [^.]*\. )+")
+_WRAPPERS = re.compile(
+    r"^((Namespace error|Internal error|Invalid user input): |Encountered internal error\. [^.]*\. )+"
+)
 _LONGEST = 1500
 
 
@@ -75,7 +78,8 @@ def translate(error: Exception) -> Exception:
         return InvalidInputError("A number in the request is larger than Lance can take.")
     if isinstance(error, LanceNamespaceError):
         if not isinstance(error, InternalError | ConcurrentModificationError):
-            return error
+            plain = _plain(str(error))
+            return error if plain == str(error) else type(error)(plain)
     elif not isinstance(error, ValueError | OSError | RuntimeError):
         return error
     text = str(error)

@@ -23,7 +23,7 @@ from lance_namespace.errors import (
 
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.table import TableFiles
-from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
+from airflow_provider_lance.namespace.catalog import Catalog, TablePlace, names_branch
 from airflow_provider_lance.namespace.manifest import (
     StagedManifest,
     manifest_name,
@@ -323,4 +323,4 @@ def _digest(files: TableFiles, path: str) -> str:
 
 
 def _branch(branch: str | None) -> str | None:
-    return None if branch in {None, "", "main"} else branch
+    return branch if names_branch(branch) else None

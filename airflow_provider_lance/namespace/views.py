@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, LanceNamespaceError, TableNotFoundError
+from lance_namespace.errors import LanceNamespaceError, TableNotFoundError
 
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
 from airflow_provider_lance.api.jobs import JobType
@@ -48,9 +48,7 @@ class Views:
         definition = ViewDefinition.from_request(fields)
         if not definition.with_no_data:
             self._jobs.service.check(None, None)  # says at once that there is nobody to fill the view
-        sources = self._sources(request.id, definition)
-        if request.id in sources.values():
-            raise InvalidInputError("A view cannot read itself.")
+        sources = self.source_ids(request.id, definition)
         place = self._tables.declare(request.id)
         try:
             version, definition = create_view(
@@ -77,7 +75,7 @@ class Views:
         jobs.check(fields.get("cluster"), None)
         version = fields.get("src_version")
         if version is not None:
-            (source,) = self._sources(view_id, definition).values()
+            (source,) = self.source_ids(view_id, definition).values()
             self._catalog.open(source, version=version)
         return self._submit(place, definition, fields, context)
 
@@ -106,35 +104,7 @@ class Views:
         return place, definition
 
     def source_ids(self, view_id: list[str], definition: ViewDefinition) -> dict[str, list[str]]:
-        """The tables a view reads: the name in its query → the table's id."""
-        return self._sources(view_id, definition)
-
-    def _require_view(self, view_id: list[str]) -> tuple[TablePlace, Mapping[bytes, bytes]]:
-        place = self._catalog.locate(view_id)
-        metadata = self._catalog.open(view_id, place=place).schema.metadata or {}
-        if DEFINITION_KEY.encode() not in metadata:
-            raise TableNotFoundError(f"{place.name} is a table, not a materialized view.")
-        return place, metadata
-
-    def _submit(
-        self,
-        place: TablePlace,
-        definition: ViewDefinition,
-        fields: Mapping[str, Any],
-        context: Mapping[str, str] | None,
-    ) -> str:
-        sources = self._sources(list(place.id), definition)
-        return self._jobs.submit(
-            JobType.REFRESH,
-            place,
-            fields,
-            locks=(f"view|{place.name}",),
-            context=context,
-            tables={name: self._catalog.locate(table_id).location for name, table_id in sources.items()},
-        )
-
-    def _sources(self, view_id: list[str], definition: ViewDefinition) -> dict[str, list[str]]:
-        """Names in a query are looked up beside the view first, then from the root.
+        """The tables a view reads, by their names in its query: looked up beside the view first, then from the root.
 
         ``people`` in the query of ``team$v`` is ``team$people`` if that exists, otherwise the root's ``people``;
         ``team.people`` and ```team$people``` are ids from the root.
@@ -152,6 +122,30 @@ class Views:
             else:
                 raise TableNotFoundError(f"The view's query reads {name}, but there is no table {join_id(parts)}.")
         return found
+
+    def _require_view(self, view_id: list[str]) -> tuple[TablePlace, Mapping[bytes, bytes]]:
+        place = self._catalog.locate(view_id)
+        metadata = self._catalog.open(view_id, place=place).schema.metadata or {}
+        if DEFINITION_KEY.encode() not in metadata:
+            raise TableNotFoundError(f"{place.name} is a table, not a materialized view.")
+        return place, metadata
+
+    def _submit(
+        self,
+        place: TablePlace,
+        definition: ViewDefinition,
+        fields: Mapping[str, Any],
+        context: Mapping[str, str] | None,
+    ) -> str:
+        sources = self.source_ids(list(place.id), definition)
+        return self._jobs.submit(
+            JobType.REFRESH,
+            place,
+            fields,
+            locks=(f"view|{place.name}",),
+            context=context,
+            tables={name: self._catalog.locate(table_id).location for name, table_id in sources.items()},
+        )
 
     def _view_ids(self, namespace_id: list[str]) -> Iterator[list[str]]:
         table_ids = [

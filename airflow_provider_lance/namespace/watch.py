@@ -19,8 +19,9 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.jobs import Job, JobState, JobType
 from airflow_provider_lance.engine.columns import VIRTUAL, VIRTUAL_DEFINITION, VIRTUAL_GROUP
+from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.view_definition import AUTO_REFRESH_KEY
-from airflow_provider_lance.engine.view_table import SOURCE_VERSION
+from airflow_provider_lance.engine.view_table import read_state
 from airflow_provider_lance.namespace.catalog import Catalog
 from airflow_provider_lance.namespace.columns import Columns
 from airflow_provider_lance.namespace.job_requests import JobRequests
@@ -81,18 +82,19 @@ class Target:
 
 @dataclass
 class _Seen:
-    """A table as the last round saw it."""
+    """A table as the last round saw it. ``sources``: the tables a view reads, once they were looked up."""
 
     dataset: lance.LanceDataset
     targets: tuple[Target, ...]
+    sources: dict[str, list[str]] | None = None
 
 
 @dataclass
 class _Progress:
-    """How far a target has been brought, and when a job was last asked for."""
+    """The sources' versions that the last job read and the last look found, and when that job was asked for."""
 
-    version: int | None = None
-    checked: int | None = None
+    done: dict[str, int] | None = None
+    checked: dict[str, int] | None = None
     submitted_at: float = field(default=float("-inf"))
     job_id: str | None = None
 
@@ -174,21 +176,20 @@ class Watcher:
         progress = self._progress.setdefault(target, _Progress())
         if self._clock() - progress.submitted_at < self._settings.cooldown or self._is_live(progress):
             return None
-        if target.column is None:
-            source, done = self._view_position(target)
-        else:
-            source, done = self._column_position(target, progress)
-        if source is None or source.version in {done, progress.checked}:
-            return None
-        if not self._moved_enough(source, done):
-            progress.checked = source.version  # the same versions need not be read again
+        sources = self._sources(target)
+        now = {name: dataset.version for name, dataset in sources.items()}
+        if now == progress.checked:
+            return None  # nothing moved since the last look, which found too little
+        done = self._done(target, progress)
+        if not any(self._moved_enough(dataset, done.get(name, 0)) for name, dataset in sources.items()):
+            progress.checked = now
             return None
         if target.column is None:
             job_id = self._views.refresh(list(target.table_id), {})
         else:
             job_id = self._columns.backfill(list(target.table_id), {"column": target.column})
         progress.submitted_at, progress.job_id = self._clock(), job_id
-        progress.version = progress.checked = source.version
+        progress.done = progress.checked = now
         return job_id
 
     def _is_live(self, progress: _Progress) -> bool:
@@ -199,27 +200,26 @@ class Watcher:
             return True
         if job is None or job.state is not JobState.DONE:
             # It brought nothing: after the cooldown its versions count again.
-            progress.version = progress.checked = None
+            progress.done = progress.checked = None
         progress.job_id = None
         return False
 
-    def _view_position(self, target: Target) -> tuple[lance.LanceDataset | None, int]:
-        """The view's source and the version of it the view shows; with several sources the furthest one decides."""
-        view_id = list(target.table_id)
-        metadata = self._seen[target.table_id].dataset.schema.metadata or {}
-        done = int(metadata.get(SOURCE_VERSION.encode(), b"0"))
-        _, definition = self._views.definition(view_id)
-        sources = [self._open_seen(source) for source in self._views.source_ids(view_id, definition).values()]
-        if len(sources) == 1:
-            return sources[0], done
-        # Which version of which source a joined view shows is its engine's to know; any move since the last job counts.
-        moved = max(sources, key=lambda dataset: dataset.version, default=None)
-        return moved, done
+    def _sources(self, target: Target) -> dict[str, lance.LanceDataset]:
+        """What a target is made from: the tables a view reads by their names in its query, or the column's table."""
+        seen = self._seen[target.table_id]
+        if target.column is not None:
+            return {target.column: seen.dataset}
+        if seen.sources is None:
+            view_id = list(target.table_id)
+            seen.sources = self._views.source_ids(view_id, self._views.definition(view_id)[1])
+        return {name: self._open_seen(table_id) for name, table_id in seen.sources.items()}
 
-    def _column_position(self, target: Target, progress: _Progress) -> tuple[lance.LanceDataset, int]:
-        if progress.version is None:
-            progress.version = self._last_backfilled(target)
-        return self._seen[target.table_id].dataset, progress.version
+    def _done(self, target: Target, progress: _Progress) -> Mapping[str, int]:
+        """The version of each source that the target shows."""
+        if target.column is not None:
+            return progress.done or {target.column: self._last_backfilled(target)}
+        state = read_state(self._catalog.table(list(target.table_id)))
+        return {name: point.version for name, point in (state.points or {}).items()}
 
     def _last_backfilled(self, target: Target) -> int:
         """The version the column's last finished backfill read; 0 if there is none in the registry."""
@@ -270,11 +270,8 @@ def _find_targets(table_id: tuple[str, ...], dataset: lance.LanceDataset) -> tup
 
 
 def _changes_rows(source: lance.LanceDataset, version: int) -> bool:
-    try:
-        transaction = source.read_transaction(version)
-    except (ValueError, OSError):
-        return True  # cleaned up: nobody can say, so it counts
-    return transaction is None or type(transaction.operation).__name__ not in _HARMLESS
+    commit = read_commit(source, version)
+    return commit is None or commit.operation not in _HARMLESS  # cleaned up: nobody can say, so it counts
 
 
 def _rows_changed(source: lance.LanceDataset, done: int) -> int:

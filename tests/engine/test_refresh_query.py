@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import lance
 import lancedb
 import pyarrow as pa
 import pytest
 
-import lance
 from airflow_provider_lance.engine import refresh as refresh_module
 from airflow_provider_lance.engine import row_view
 from airflow_provider_lance.engine.context import JobError
@@ -181,7 +181,9 @@ def test_views_over_views_in_a_chain_of_three(world: World) -> None:
 
 def test_lancedb_continues_ours_and_we_continue_lancedbs(world: World) -> None:
     database = lancedb.connect(str(world.root))
-    theirs = database.create_materialized_view("theirs", "people", select={"id": "id", "shout": "upper(text)"}, where="id % 2 = 0")
+    theirs = database.create_materialized_view(
+        "theirs", "people", select={"id": "id", "shout": "upper(text)"}, where="id % 2 = 0"
+    )
     world.refresh("view")
     for name, other in (("view", database.open_materialized_view("view")), ("theirs", theirs)):
         other.refresh()

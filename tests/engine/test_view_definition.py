@@ -52,8 +52,14 @@ def world(tmp_path: Path) -> World:
     ("sql", "canonical"),
     [
         ("select id from people;", "SELECT id FROM people"),
-        ("SELECT id x, upper( text )  AS Shout FROM people -- why", "SELECT id AS x, upper( text ) AS `Shout` FROM people"),
-        ('SELECT "id" FROM "people" WHERE "text" = \'it\'\'s; FROM\'', "SELECT id FROM people WHERE text = 'it''s; FROM'"),
+        (
+            "SELECT id x, upper( text )  AS Shout FROM people -- why",
+            "SELECT id AS x, upper( text ) AS `Shout` FROM people",
+        ),
+        (
+            'SELECT "id" FROM "people" WHERE "text" = \'it\'\'s; FROM\'',
+            "SELECT id FROM people WHERE text = 'it''s; FROM'",
+        ),
         ("SELECT extract(year from d) AS y FROM a.b LIMIT 5", "SELECT extract(year from d) AS y FROM a.b LIMIT 5"),
         ("SELECT a IS DISTINCT FROM b AS c FROM People", "SELECT a IS DISTINCT FROM b AS c FROM `People`"),
         ("SELECT id::int AS i, NOT ok AS bad, s.a FROM t", "SELECT id::int AS i, NOT ok AS bad, s.a AS a FROM t"),
@@ -70,7 +76,10 @@ def test_queries_of_lancedbs_grammar_are_taken_apart(sql: str, canonical: str) -
     ("sql", "tables"),
     [
         ("SELECT a.x FROM t1 a JOIN ns.t2 ON a.id = t2.id GROUP BY 1", ["t1", "ns.t2"]),
-        ("WITH c AS (SELECT * FROM base) SELECT * FROM c, (SELECT 1 z FROM deep) d, other o", ["base", "deep", "other"]),
+        (
+            "WITH c AS (SELECT * FROM base) SELECT * FROM c, (SELECT 1 z FROM deep) d, other o",
+            ["base", "deep", "other"],
+        ),
         ("SELECT id FROM p WHERE k IN (SELECT k FROM keys) UNION ALL SELECT id FROM q", ["p", "keys", "q"]),
         ("SELECT x FROM (t1 JOIN t2 USING (id)), range(5)", ["t1", "t2"]),
         ("SELECT DISTINCT trim(both 'x' from y) FROM `team$people`", ["team$people"]),
@@ -158,7 +167,9 @@ def test_a_definition_that_does_not_hold_over_its_source_creates_nothing(world: 
 
 def test_the_output_schema_is_checked_against_the_query(world: World) -> None:
     wrong = encode_schema(pa.schema([("id", pa.int32())]))
-    with pytest.raises(InvalidInputError, match=r"output_schema says \(id: int32\), but the query yields \(id: int64\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"output_schema says \(id: int32\), but the query yields \(id: int64\)"
+    ):
         world.view("view", **request(output_schema=wrong))
     definition = world.view("view", **request(source_query=json.dumps({"query": "SELECT id FROM people"})))
     assert (definition.format, definition.query) == (1, "SELECT id FROM people")

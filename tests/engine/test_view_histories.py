@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import lance
 import lancedb
 import pytest
 
-import lance
 from airflow_provider_lance.engine import refresh as refresh_module
 from tests.engine.view_world import World, people
 
@@ -58,9 +58,9 @@ class History:
         ids = [self.random.randrange(self.next_id), self.next_id]
         self.next_id += 1
         if len(self.source.schema.names) == 3:
-            (
-                self.source.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
-            ).execute(people(ids, tag="m"))
+            (self.source.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()).execute(
+                people(ids, tag="m")
+            )
 
     def delete(self) -> None:
         self.source.delete(f"id % 7 = {self.random.randrange(7)} AND id > {self.random.randrange(self.next_id)}")

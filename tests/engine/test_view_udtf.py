@@ -7,11 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 
-import lance
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.table_function import wrap_table_function
 from airflow_provider_lance.engine.view_definition import encode_schema
@@ -108,13 +108,16 @@ def test_a_poisoned_partition_fails_the_refresh_or_is_skipped(world: World) -> N
 
 def test_a_flaky_partition_is_tried_again(world: World, tmp_path: Path) -> None:
     world.open("members").update({"team": f"'{tmp_path}'"})
-    world.view("flaky", **udtf("fail_first_time", error_handling={"mode": "retry", "max_attempts": 2, "backoff": "fixed"}))
+    world.view(
+        "flaky", **udtf("fail_first_time", error_handling={"mode": "retry", "max_attempts": 2, "backoff": "fixed"})
+    )
     world.refresh("flaky")
     assert world.rows("flaky", "team", "members") == [("ok", 60)]
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"), [({"num_gpus": 1}, "GPUs per task"), ({"num_cpus": 64}, "64 CPUs"), ({"memory": 1 << 60}, "bytes")]
+    ("spec", "message"),
+    [({"num_gpus": 1}, "GPUs per task"), ({"num_cpus": 64}, "64 CPUs"), ({"memory": 1 << 60}, "bytes")],
 )
 def test_resources_the_cluster_does_not_have_are_refused(world: World, spec: dict[str, Any], message: str) -> None:
     world.view("greedy", **udtf(**spec))

@@ -11,6 +11,7 @@ from typing import Any
 
 import lance
 import lancedb
+import pyarrow as pa
 import pytest
 from lance_namespace.errors import (
     ConcurrentModificationError,
@@ -265,6 +266,6 @@ def test_a_column_lancedb_declared_is_ours_to_fill(tmp_path: Path, jobs: Recordi
     table = database.create_table("people", PEOPLE, storage_options={"new_table_enable_stable_row_ids": "true"})
     table.add_columns(computed={"n": "length(text)"})
     namespace = SparkNamespace(jobs, root=str(tmp_path))
-    namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE.append_column("n", [[None] * 3])))
+    namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE.append_column("n", pa.nulls(3, pa.int32()))))
     namespace.alter_table_backfill_columns({"id": ["people"], "column": "n"})
     assert jobs.submissions[0].locks == ("people|main|n",)

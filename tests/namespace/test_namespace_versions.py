@@ -51,7 +51,7 @@ class Stager(LanceNamespace):
 def stage(namespace: SparkNamespace, rows: pa.Table = PEOPLE, table: str = "people", **fields: Any) -> dict[str, Any]:
     """A real commit of Lance's, stopped right before its version is created."""
     stager = Stager(namespace)
-    with pytest.raises(Exception, match="kept for the test"):
+    with pytest.raises(OSError, match="Commit result for version"):
         lance.write_dataset(rows, namespace_client=stager, table_id=[table], mode="append", **fields)
     return stager.request
 
@@ -124,6 +124,7 @@ def _junk(content: bytes) -> dict[str, bytes]:
         "beheaded": content[50:],
         "bits flipped": bytes(byte ^ 255 if index % 7 == 0 else byte for index, byte in enumerate(content)),
         "zeros": bytes(len(content)),
+        "zeros with the right end": bytes(len(content)) + b"LANC",
     }
 
 
@@ -132,7 +133,7 @@ def test_junk_is_refused_and_the_table_stays_openable(namespace: SparkNamespace,
     request = stage(namespace)
     content = Path("/", request["manifest_path"]).read_bytes()
     overwrite_staged(request, _junk(content)[kind])
-    with pytest.raises(InvalidInputError, match="not a readable Lance manifest"):
+    with pytest.raises(InvalidInputError, match=r"not a readable Lance manifest|says it is version 0"):
         namespace.create_table_version(by_hand(request))
     assert rows(namespace) == 3
     overwrite_staged(request, content)
@@ -242,8 +243,7 @@ class TestNamingSchemes:
 
 def test_branches_have_versions_of_their_own(namespace: SparkNamespace) -> None:
     namespace.create_table_branch({"id": ["people"], "name": "trial"})
-    location = namespace.describe_table({"id": ["people"]}).location
-    branch = lance.dataset(location, namespace_client=namespace, table_id=["people"]).checkout_version(("trial", None))
+    branch = lance.dataset(namespace_client=namespace, table_id=["people"]).checkout_version(("trial", None))
     lance.write_dataset(PEOPLE, branch, mode="append")
     assert namespace.count_table_rows({"id": ["people"], "branch": "trial"}).count == 6
     assert rows(namespace) == 3
@@ -347,12 +347,12 @@ class TestRaces:
         assert made.metadata["path"] in {request["manifest_path"] for request in requests}
 
     def test_between_processes(self, namespace: SparkNamespace, tmp_path: Path) -> None:
-        requests = [stage(namespace) for _ in range(4)]
+        requests = [stage(namespace) for _ in range(3)]
         # Lance is not fork-safe: each contender is a fresh interpreter, and so a server of its own.
         context = multiprocessing.get_context("spawn")
-        with context.Pool(4) as pool:
+        with context.Pool(3) as pool:
             outcomes = pool.map(_contend, [(str(tmp_path), request) for request in requests], chunksize=1)
-        assert sorted(outcomes) == ["lost"] * 3 + ["won"]
+        assert sorted(outcomes) == ["lost"] * 2 + ["won"]
         assert rows(namespace) == 6
 
     def test_writers_that_retry_lose_no_row(self, namespace: SparkNamespace) -> None:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import lance
 import lancedb
 import pyarrow as pa
 import pytest
@@ -20,6 +19,9 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
+from airflow_provider_lance.engine.changes import SourcePoint, version_timestamp
+from airflow_provider_lance.engine.view_commit import ViewTable
+from airflow_provider_lance.engine.view_table import Outcome, write_bookmark
 from airflow_provider_lance.namespace import SparkNamespace
 from airflow_provider_lance.namespace.watch import WatchSettings
 from tests.namespace.recording_jobs import RecordingJobs
@@ -196,12 +198,16 @@ class TestWatch:
         watcher._clock = lambda: now[0]
         return watcher
 
+    def refreshed(self, namespace: SparkNamespace) -> int:
+        """What the engine leaves behind: the bookmark in the view's metadata. The source's version."""
+        source = namespace._catalog.open(["people"])
+        view = namespace._catalog.table(["loud"])
+        point = SourcePoint(source.version, version_timestamp(source))
+        write_bookmark(ViewTable(view), view.open().version, Outcome({"people": point}, "rebuild"), "job")
+        return int(source.version)
+
     def finish_refresh(self, namespace: SparkNamespace, jobs: RecordingJobs, job_id: str) -> None:
-        """What the engine leaves behind: the bookmark in the view's metadata."""
-        source = namespace.describe_table({"id": ["people"]}).version
-        view = lance.dataset(namespace.describe_table({"id": ["loud"]}).location)
-        view.update_schema_metadata({"mv.source_version": str(source)})
-        jobs.end(job_id, result={"source_version": source})
+        jobs.end(job_id, result={"source_version": self.refreshed(namespace)})
 
     def test_a_view_follows_its_source(self, namespace: SparkNamespace, jobs: RecordingJobs, now: list[float]) -> None:
         create(namespace, with_no_data=True, auto_refresh=True)
@@ -244,16 +250,14 @@ class TestWatch:
         assert len(watcher.round()) == 1
 
     def test_thresholds(self, tmp_path: Path, jobs: RecordingJobs, now: list[float]) -> None:
-        namespace = with_people(tmp_path / "slow", jobs, **{"watch.versions": "2", "watch.rows": "5"})
+        namespace = with_people(tmp_path / "slow", jobs, **{"watch.versions": "2", "watch.rows": "3"})
         create(namespace, with_no_data=True, auto_refresh=True)
         watcher = self.watch(namespace, now)
-        lance.dataset(namespace.describe_table({"id": ["loud"]}).location).update_schema_metadata(
-            {"mv.source_version": "1"}
-        )
+        self.refreshed(namespace)
         namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE))
-        assert watcher.round() == [], "one version, three rows"
+        assert watcher.round() == [], "three rows, but one version"
         namespace.delete_from_table({"id": ["people"], "predicate": "id = 1"})
-        assert len(watcher.round()) == 1, "two versions, three inserted and two deleted"
+        assert len(watcher.round()) == 1, "two versions; two rows more and one less"
 
     def test_a_column_follows_its_table(self, namespace: SparkNamespace, jobs: RecordingJobs, now: list[float]) -> None:
         from airflow_provider_lance.engine.udf import IMPORT_PATH_BACKEND, UdfEnvelope
