@@ -90,8 +90,6 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     )
     namespace = _namespace(options, jobs)
     jobs.vend = lambda spec: namespace.storage_options_for(spec.table_id)
-    jobs.start()
-    namespace.watcher().start()
 
     def close() -> None:
         namespace.close()
@@ -112,7 +110,12 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            if ready is not None and self.started:
+            if not self.started:
+                return
+            # Not before drivers can report: what our start costs them must not look like their silence.
+            jobs.start()
+            namespace.watcher().start()
+            if ready is not None:
                 ready(url)
 
     Server(settings).run(sockets=[listener])

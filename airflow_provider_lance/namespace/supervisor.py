@@ -47,6 +47,7 @@ class Supervisor:
 
     def start(self) -> None:
         me = ProcessGroup.of(os.getpid())
+        self._started_ms = now_ms()
         self.executions.register(host_name(), me.to_dict(), self.launcher.namespace_url)
         self._thread.start()
 
