@@ -27,6 +27,7 @@ from airflow_provider_lance.operators.tag import LanceUpdateTagOperator
 ARTICLES = ["articles"]
 LONG_ARTICLES = ["long_articles"]
 DIMENSIONS = 32
+CLUSTER = "{{ params.cluster or '' }}"
 WORDS = (
     "the a of to and in that is was for on with as at by from this an be it or are data table column vector index "
     "fragment version commit query search model feature row batch stream view spark lance night morning river"
@@ -72,6 +73,7 @@ with DAG(
     tags=["lance", "example"],
     params={
         "rows": Param(100_000, type="integer", minimum=1_000, maximum=100_000_000, description="articles to generate"),
+        "cluster": Param(None, type=["null", "string"], description="where jobs run: a name of the server's, or empty"),
     },
 ) as dag:
 
@@ -96,7 +98,9 @@ with DAG(
         import lance
 
         more = max(1, int(rows) // 100)
-        table = lance.write_dataset(articles(int(rows), more), namespace_client=namespace, table_id=ARTICLES, mode="append")
+        table = lance.write_dataset(
+            articles(int(rows), more), namespace_client=namespace, table_id=ARTICLES, mode="append"
+        )
         return {"rows": more, "version": table.version}
 
     @task.lance
@@ -112,14 +116,18 @@ with DAG(
     declare = LanceAddColumnsOperator(
         task_id="declare_column", table_id=ARTICLES, computed={"text_length": "length(text)"}
     )
-    backfill = LanceBackfillColumnOperator(task_id="backfill_column", table_id=ARTICLES, column="text_length")
+    backfill = LanceBackfillColumnOperator(
+        task_id="backfill_column", table_id=ARTICLES, column="text_length", cluster=CLUSTER
+    )
     view = LanceCreateMaterializedViewOperator(
         task_id="create_view",
         table_id=LONG_ARTICLES,
         query="SELECT id, upper(text) AS shout, text_length FROM articles WHERE text_length > 50",
     )
-    fill_new = LanceBackfillColumnOperator(task_id="backfill_new_rows", table_id=ARTICLES, column="text_length")
-    refresh = LanceRefreshMaterializedViewOperator(task_id="refresh_view", table_id=LONG_ARTICLES)
+    fill_new = LanceBackfillColumnOperator(
+        task_id="backfill_new_rows", table_id=ARTICLES, column="text_length", cluster=CLUSTER
+    )
+    refresh = LanceRefreshMaterializedViewOperator(task_id="refresh_view", table_id=LONG_ARTICLES, cluster=CLUSTER)
     staged = stage()
     publish = LanceCreateTableVersionOperator(task_id="create_version", table_id=ARTICLES, staged=staged)
     promote = LanceUpdateTagOperator(
