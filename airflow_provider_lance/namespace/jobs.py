@@ -35,7 +35,7 @@ from airflow_provider_lance.api.models import (
 from airflow_provider_lance.namespace.config import ConfigError, ServerConfig
 from airflow_provider_lance.namespace.database import Database, now_ms
 from airflow_provider_lance.namespace.events import event_stream
-from airflow_provider_lance.namespace.executions import Executions, hash_token
+from airflow_provider_lance.namespace.executions import Executions, claim_token_of, hash_token
 from airflow_provider_lance.namespace.launcher import Launcher
 from airflow_provider_lance.namespace.registry import EXTERNAL, JobFilter, NewJob, Registry, Timings
 from airflow_provider_lance.namespace.submission import JobSubmission
@@ -193,11 +193,14 @@ class JobsService:
         }
 
     def knows_launch_token(self, job_id: str, token: str) -> bool:
-        """Whether this is the token given to the driver launched for the job's current attempt."""
+        """Whether this token was given to the driver we launched, or already holds the claim of an external job."""
         row = self.find(job_id)
-        if row is None or row.launch_hash is None:
+        if row is None:
             return False
-        return hmac.compare_digest(row.launch_hash, hash_token(token))
+        launched = row.launch_hash or ""
+        claimed = row.claim_hash or ""
+        claim = hash_token(claim_token_of(token, row.job_id, row.attempt))
+        return hmac.compare_digest(launched, hash_token(token)) or hmac.compare_digest(claimed, claim)
 
     def report_job(self, request: dict[str, Any]) -> dict[str, Any]:
         report = _read(ReportJobRequest, request)
@@ -277,9 +280,8 @@ def _read(kind: type[_Model], request: Mapping[str, Any]) -> _Model:
         found = kind.model_validate(dict(request))
     except ValidationError as error:
         raise InvalidInputError(validation_sentence(error)) from None
-    for name in ("job_id", "idempotency_key", "table", "claim_token", "launch_token"):
-        value = getattr(found, name, None)
-        if isinstance(value, str) and "\0" in value:
+    for name, value in found.__dict__.items():
+        if isinstance(value, str) and "\0" in value:  # PostgreSQL stores no such text
             raise InvalidInputError(f"`{name}` holds a NUL character.")
     return found
 
