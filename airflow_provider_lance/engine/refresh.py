@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError
 
-from airflow_provider_lance.engine.changes import NotComparable, SourcePoint, find_changes, version_timestamp
+from airflow_provider_lance.engine.changes import Changes, NotComparable, SourcePoint, find_changes, version_timestamp
 from airflow_provider_lance.engine.context import JobContext, JobError
 from airflow_provider_lance.engine.faults import reach
 from airflow_provider_lance.engine.progress import ProgressMeter
-from airflow_provider_lance.engine.row_view import Computed, QueryView, Work
+from airflow_provider_lance.engine.row_view import Computed, QueryView, Work, changed_rows
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_binding import check_same, columns_read, output_schema
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable
@@ -60,13 +60,15 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> dict
     request = {key: value for key, value in context.spec.request.items() if value is not None}
     validate_refresh_request(state.definition, request)
     finished: dict[str, Any] | None = None
-    if state.unfinished is not None:
+    if state.unfinished is not None and not _only_planned(context):
         finished = _finish(context, view, state, state.unfinished)
         state = _state(view)
     sources = _open_sources(context, state, request)
     points = {name: SourcePoint(source.version, version_timestamp(source)) for name, source in sources.items()}
     if _up_to_date(state, points, request):
         return finished or _result(Outcome(points, "no_op"), state.version)
+    if _only_planned(context):
+        return _plan(context, view, state, sources, points, request, meter)
     outcome, computed = _compute(context, view, state, sources, points, request, meter)
     version = state.version
     meter.phase("commit")
@@ -93,7 +95,7 @@ def _compute(
     """The row changes from the view as it is to what it should be, incrementally where that is right."""
     kind = _kind(context, view, state, sources, request, meter)
     try:
-        computed = _follow(kind, state, sources, points, request)
+        computed = kind.follow(_changes(kind, state, sources, request))
         mode, reason = "incremental", None
     except NotComparable as because:
         mode, reason = "rebuild", str(because)
@@ -111,13 +113,34 @@ def _compute(
     return outcome, computed
 
 
-def _follow(
-    kind: Any,
+def _plan(
+    context: JobContext,
+    view: ViewTable,
     state: ViewState,
     sources: Mapping[str, lance.LanceDataset],
     points: Mapping[str, SourcePoint],
     request: Mapping[str, Any],
-) -> Computed:
+    meter: ProgressMeter,
+) -> dict[str, Any]:
+    """What a refresh would do, without doing any of it: mode, reason, and how many source rows it would read."""
+    try:
+        changes = _changes(_kind(context, view, state, sources, request, meter), state, sources, request)
+        outcome = Outcome(points, "incremental")
+        rows = changed_rows(next(iter(sources.values())), changes.fragments, changes.written)
+    except NotComparable as because:
+        outcome = Outcome(points, "rebuild", reason=str(because))
+        rows = sum(source.count_rows() for source in sources.values())
+    return {**_result(outcome, state.version), "plan": {"source_rows": rows}}
+
+
+def _only_planned(context: JobContext) -> bool:
+    return str(context.spec.options.get("plan", "")).lower() == "true"
+
+
+def _changes(
+    kind: Any, state: ViewState, sources: Mapping[str, lance.LanceDataset], request: Mapping[str, Any]
+) -> Changes:
+    """What changed since the last refresh; raises NotComparable with the reason where only a rebuild is right."""
     definition = state.definition
     if request.get("full"):
         raise NotComparable("a full refresh was asked for")
@@ -128,8 +151,7 @@ def _follow(
         raise NotComparable(f"the source changed, and {what}")
     (name,) = definition.sources
     source = sources[name]
-    columns = columns_read(kind.select, source.schema.names)
-    return kind.follow(find_changes(source, state.points[name], columns))
+    return find_changes(source, state.points[name], columns_read(kind.select, source.schema.names))
 
 
 def _kind(

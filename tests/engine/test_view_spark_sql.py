@@ -76,7 +76,8 @@ def test_unions_distinct_subqueries_and_cases(world: World) -> None:
     world.view(
         "sizes",
         "WITH big AS (SELECT * FROM sales WHERE amount > 300) "
-        "SELECT id, CASE WHEN amount > 350 THEN 'huge' ELSE 'big' END AS size FROM big WHERE shop IN (SELECT shop FROM shops)",
+        "SELECT id, CASE WHEN amount > 350 THEN 'huge' ELSE 'big' END AS size FROM big "
+        "WHERE shop IN (SELECT shop FROM shops)",
     )
     world.refresh("sizes")
     assert world.rows("sizes") == sorted(
