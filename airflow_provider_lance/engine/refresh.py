@@ -95,7 +95,8 @@ def _compute(
     """The row changes from the view as it is to what it should be, incrementally where that is right."""
     kind = _kind(context, view, state, sources, request, meter)
     try:
-        computed = kind.follow(_changes(kind, state, sources, request))
+        changes = _changes(kind, state, sources, request)
+        computed = kind.follow(changes)
         mode, reason = "incremental", None
     except NotComparable as because:
         mode, reason = "rebuild", str(because)

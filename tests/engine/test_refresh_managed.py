@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,35 @@ def test_a_managed_view_is_created_refreshed_and_fenced(namespace: LanceNamespac
     with pytest.raises(ViewMovedError, match="from version 3 to 5"):
         commit_next(table, 3, stale, {})
     assert _open(namespace, "view").version == 5
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_view_in_a_nested_namespace_is_fenced_without_its_namespace(tmp_path: Path, prefix: str) -> None:
+    """Nested tables lie in directories such as ``5553a3ef_team$view``."""
+    source, view = str(tmp_path / "people.lance"), f"{prefix}{tmp_path}/5553a3ef_team$view"
+    lance.write_dataset(people(range(10)), source, enable_stable_row_ids=True)
+    create_view(view, ViewDefinition.from_request({"query": "SELECT id FROM people"}), lambda _: lance.dataset(source))
+    spec = JobSpec("refresh_materialized_view", ["team", "view"], view, tables={"people": source})
+    assert run_refresh(JobContext(spec, no_spark))["rows_written"] == 10
+    lance.write_dataset(people([10]), source, mode="append")
+    assert run_refresh(JobContext(spec, no_spark))["mode"] == "incremental"
+
+    table = ViewTable(TableRef(view))
+    outcomes: list[Any] = []
+
+    def commit() -> None:
+        new = lance.fragment.write_fragments(lance.dataset(view).to_table(), view)
+        operation = lance.LanceOperation.Update(new_fragments=new, updated_fragments=[], removed_fragment_ids=[])
+        try:
+            outcomes.append(commit_next(table, 5, operation, {}))
+        except ViewMovedError:
+            outcomes.append("moved")
+
+    threads = [threading.Thread(target=commit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes, key=str) == [6, "moved", "moved", "moved"]
+    assert lance.dataset(view).count_rows() == 22
+    assert not [path for path in Path(view.removeprefix("file://"), "_versions").iterdir() if "manifest-" in path.name]

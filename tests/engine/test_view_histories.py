@@ -109,6 +109,7 @@ class History:
         def die(*_: object) -> int:
             raise Crash
 
+        self.append()
         with self.monkeypatch.context() as patch:
             patch.setattr(refresh_module, "write_bookmark", die)
             with pytest.raises(Crash):
