@@ -44,6 +44,34 @@ class Chunk:
     failed: list[tuple[int, str]] = field(default_factory=list)
 
 
+class Pace:
+    """How many rows a function gets at once: as many as take about a second, so that work becomes durable in time.
+
+    Kept for all fragments of a task: the first slices are small, because nothing is known of the function yet.
+    """
+
+    FIRST, SECONDS = 64, 1.0
+
+    def __init__(self, limit: int | None = None, seconds: float = SECONDS) -> None:
+        self.limit = min(BATCH_ROWS, limit or BATCH_ROWS)
+        self.seconds = min(self.SECONDS, seconds)
+        self.rows = min(self.FIRST, self.limit)
+
+    def slices(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            position = 0
+            while position < batch.num_rows:
+                size = self.rows
+                yield batch.slice(position, size)
+                position += size
+
+    def learn(self, rows: int, seconds: float) -> None:
+        if seconds < self.seconds / 4 and rows >= self.rows:
+            self.rows = min(self.limit, self.rows * 4)
+        elif seconds > self.seconds * 2:
+            self.rows = max(1, self.rows // 2)
+
+
 class RowFailure(JobError):
     """The rule failed on a row and the policy says that this fails the job."""
 
@@ -64,19 +92,20 @@ def chunks(
     where: str | None,
     start: int,
     stop: int,
+    pace: Pace,
     threads: int = 1,
 ) -> Iterator[Chunk]:
     """The values of the selected live rows among the physical rows ``start`` to ``stop`` of a fragment.
 
-    ``schema`` has the target columns in the rule's order.
+    ``schema`` has the target columns in the rule's order. No chunk has more rows than ``pace`` allows.
     """
     stretch = _Stretch(table, fragment, where)
     if rule.expression is not None:
-        yield from _sql(stretch, rule, schema, policy, start, stop, threads)
+        yield from _sql(stretch, rule, schema, policy, start, stop, pace.limit, threads)
         return
     batches = stretch.scan(_inputs(rule), start, stop, rows=batch_rows(table, fragment, rule.inputs), readahead=2)
-    function = _Function(rule, schema, policy, fragment.fragment_id)
-    yield from ordered(function, batches, threads)
+    function = _Function(rule, schema, policy, fragment.fragment_id, pace)
+    yield from ordered(function, pace.slices(batches), threads)
 
 
 def batch_rows(table: TableRef, fragment: LanceFragment, columns: tuple[str, ...]) -> int:
@@ -206,11 +235,18 @@ def _inputs(rule: ColumnRule) -> list[str] | dict[str, str]:
 
 
 def _sql(
-    stretch: _Stretch, rule: ColumnRule, schema: pa.Schema, policy: ErrorPolicy, start: int, stop: int, threads: int
+    stretch: _Stretch,
+    rule: ColumnRule,
+    schema: pa.Schema,
+    policy: ErrorPolicy,
+    start: int,
+    stop: int,
+    limit: int,
+    threads: int,
 ) -> Iterator[Chunk]:
     assert rule.expression is not None
     columns = {schema.names[0]: rule.expression}
-    rows = batch_rows(stretch.table, stretch.fragment, rule.inputs)
+    rows = min(limit, batch_rows(stretch.table, stretch.fragment, rule.inputs))
     position = start
     while position < stop:
         try:
@@ -283,7 +319,7 @@ def _typed(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 class _Function:
     """A loaded function with its calling convention and error policy, applied to scanned batches."""
 
-    def __init__(self, rule: ColumnRule, schema: pa.Schema, policy: ErrorPolicy, fragment_id: int) -> None:
+    def __init__(self, rule: ColumnRule, schema: pa.Schema, policy: ErrorPolicy, fragment_id: int, pace: Pace) -> None:
         assert rule.envelope is not None
         self.function = load(rule.envelope)
         self.call = rule.envelope.call
@@ -291,12 +327,14 @@ class _Function:
         self.schema = schema
         self.policy = policy
         self.fragment_id = fragment_id
+        self.pace = pace
 
     def __call__(self, scanned: pa.RecordBatch) -> Chunk:
         offsets, inputs = split(scanned)
-        if self.call == "batch":
-            return self._batches(offsets, inputs)
-        return self._rows(offsets, inputs)
+        started = time.monotonic()
+        chunk = self._batches(offsets, inputs) if self.call == "batch" else self._rows(offsets, inputs)
+        self.pace.learn(len(offsets), time.monotonic() - started)
+        return chunk
 
     def _rows(self, offsets: np.ndarray, inputs: pa.RecordBatch) -> Chunk:
         columns = [column.to_pylist() for column in inputs.columns]

@@ -26,7 +26,7 @@ from airflow_provider_lance.engine.checkpoint import (
 )
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.evaluate import BATCH_BYTES, BATCH_ROWS, Chunk, batch_rows, chunks
+from airflow_provider_lance.engine.evaluate import BATCH_BYTES, BATCH_ROWS, Chunk, Pace, batch_rows, chunks
 from airflow_provider_lance.engine.progress import ProgressAddress, ProgressSender, TaskFigures
 from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError
@@ -56,6 +56,11 @@ class FlushPolicy:
     @property
     def adaptive(self) -> bool:
         return self.low is not None or self.high is not None
+
+    @property
+    def smallest(self) -> int | None:
+        """No batch may be larger, or a part could not be cut to size."""
+        return min((size for size in (self.size, self.low, self.high) if size), default=None)
 
     def first(self) -> int | None:
         return self.size or self.low or self.high
@@ -148,13 +153,14 @@ def run_task(order: Order, works: list[FragmentWork]) -> TaskResult:
     # The same name on a retry: its figures take the place of those of the attempt that was lost.
     task = f"{works[0].key}-{works[0].start}-{works[0].assemble}"
     sender = ProgressSender(order.address, task)
+    pace = Pace(order.flush.smallest, order.flush.seconds / 4)
     filled: list[FilledFragment] = []
     parts: list[Part] = []
     computed = 0
     saved = time.monotonic()
     unsaved = 0
     for work in works:
-        filling = _FragmentTask(order, dataset, work, sender)
+        filling = _FragmentTask(order, dataset, work, sender, pace)
         parts.extend(filling.compute())
         computed += filling.computed
         if work.assemble:
@@ -174,13 +180,16 @@ def run_task(order: Order, works: list[FragmentWork]) -> TaskResult:
 class _FragmentTask:
     """The state of filling one fragment: values in memory, parts on storage."""
 
-    def __init__(self, order: Order, dataset: LanceDataset, work: FragmentWork, sender: ProgressSender) -> None:
+    def __init__(
+        self, order: Order, dataset: LanceDataset, work: FragmentWork, sender: ProgressSender, pace: Pace
+    ) -> None:
         import pyarrow as pa
 
         self.order = order
         self.dataset = dataset
         self.work = work
         self.sender = sender
+        self.pace = pace
         found = dataset.get_fragment(work.fragment_id)
         if found is None or found.physical_rows != work.rows:
             raise JobError("compute", f"Fragment {work.fragment_id} is not what was planned: {found}", retryable=True)
@@ -226,6 +235,7 @@ class _FragmentTask:
             where=self.work.filter,
             start=start,
             stop=stop,
+            pace=self.pace,
             threads=order.threads,
         )
 
