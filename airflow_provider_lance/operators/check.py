@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -71,7 +72,9 @@ class LanceTableCheckOperator(LanceBaseOperator):
         version = self.version
         if version in (None, "", "None", "latest"):
             # One version for all figures, whoever writes meanwhile.
-            version = self.answer("describe_table", {"id": table_id, "branch": self.branch}).get("version")
+            version = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION}).get(
+                "version"
+            )
         at = {"id": table_id, "version": int(version) if version is not None else None, "branch": self.branch}
 
         def count(predicate: str | None = None) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from airflow.providers.common.compat.sdk import BaseSensorOperator, conf
+from airflow.providers.common.compat.sdk import AirflowSensorTimeout, BaseSensorOperator, conf
 
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
+_NET_SECONDS = 60
 
 
 class LanceBaseSensor(BaseSensorOperator):
@@ -36,6 +40,19 @@ class LanceBaseSensor(BaseSensorOperator):
     @cached_property
     def hook(self) -> LanceNamespaceHook:
         return LanceNamespaceHook(self.lance_conn_id)
+
+    def wait_for(self, trigger: Any) -> None:
+        """Defer. The trigger keeps the sensor's own timeout; Airflow's is the net below it, a minute later."""
+        self.defer(
+            trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout + _NET_SECONDS)
+        )
+
+    @property
+    def deadline(self) -> float:
+        return time.time() + self.timeout
+
+    def timed_out(self) -> AirflowSensorTimeout:
+        return AirflowSensorTimeout(f"Sensor has timed out: nothing happened within {self.timeout:g} s.")
 
     @property
     def defers(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, PokeReturnValue
@@ -61,21 +60,22 @@ class _PlaceSensor(LanceBaseSensor):
         from airflow_provider_lance.triggers.table import LanceTableTrigger
 
         place = self._place()
-        self.defer(
-            trigger=LanceTableTrigger(
+        self.wait_for(
+            LanceTableTrigger(
                 table_id=place.table_id,
                 lance_conn_id=self.lance_conn_id,
                 branch=place.branch,
                 tag=place.tag,
                 goal=asdict(self.goal()),
+                deadline=self.deadline,
                 poll_interval=self.poke_interval if self.poke_interval != 60 else None,
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
+            )
         )
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
+        if event.get("timeout"):
+            raise self.timed_out()
         if event.get("error"):
             raise AirflowException(f"Cannot look at {self._place().describe()} any longer: {event['error']}")
         return _found(self._place(), event.get("version"))
