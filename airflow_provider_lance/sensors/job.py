@@ -37,8 +37,10 @@ class LanceJobSensor(LanceBaseSensor):
     def execute(self, context: Context) -> Any:
         job_id = read_job_id(self.job_id)
         LanceJobLink().push(context, self.hook.resolved.link(job_id))
-        if not self.defers or self.poke(context):
+        if not self.defers:
             return super().execute(context)
+        if found := self.first_look(context):
+            return found.xcom_value
         from airflow_provider_lance.triggers.job import LanceJobTrigger
 
         self.wait_for(

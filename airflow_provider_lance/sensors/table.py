@@ -55,8 +55,10 @@ class _PlaceSensor(LanceBaseSensor):
         return PokeReturnValue(True, _found(place, version))
 
     def execute(self, context: Context) -> Any:
-        if not self.defers or self.poke(context):
+        if not self.defers:
             return super().execute(context)
+        if found := self.first_look(context):
+            return found.xcom_value
         from airflow_provider_lance.triggers.table import LanceTableTrigger
 
         place = self._place()
