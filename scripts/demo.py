@@ -66,9 +66,11 @@ def main() -> None:
                 time.sleep(0.5)
             show(task_rows(local), live_jobs(wire))
         tasks = task_rows(local)
-        failed = [name for name, task in tasks.items() if task["state"] not in {"success", "skipped"}]
-        if run.returncode or failed or not tasks:
-            console.print((FOLDER / "dag.log").read_text()[-4000:], markup=False, highlight=False)
+        failed = [name for name, task in tasks.items() if task["state"] == "failed"]
+        if run.returncode or not tasks:
+            lines = (FOLDER / "dag.log").read_text().splitlines()
+            said = [line for line in lines if "No tasks to run" not in line and "[info " not in line]
+            console.print("\n".join(said[-40:]), markup=False, highlight=False)
             fail(f"The pipeline failed at {', '.join(failed) or 'its start'}. The whole log is in .demo/dag.log")
         summary(tasks, results(local))
     console.print(

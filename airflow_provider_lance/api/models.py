@@ -56,6 +56,12 @@ class CreateMaterializedViewQueryRequest(_Request):
     auto_refresh: bool | None = None
 
 
+class ViewRequest(_Request):
+    """A create or refresh of a view in any dialect; its fields are checked by whoever knows what a view is."""
+
+    id: list[str] | None = None
+
+
 class DescribeMaterializedViewRequest(_Request):
     id: list[str] | None = None
 

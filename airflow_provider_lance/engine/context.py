@@ -28,7 +28,12 @@ class JobError(Exception):
 
 
 class JobCancelledError(Exception):
-    """The job was cancelled, or its claim was lost: stop without another commit."""
+    """The job was cancelled, or its claim was lost: stop without another commit.
+
+    ``result`` tells what had been committed before; the job's code sets it on the way out.
+    """
+
+    result: dict[str, Any] | None = None
 
 
 class Reporter(Protocol):

@@ -1,0 +1,8 @@
+"""The application file: ``spark-submit …/engine/app.py --job-id ID --attempt N --namespace URL``."""
+
+import sys
+
+from airflow_provider_lance.engine.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,357 @@
+"""The backfill job: plan, compute on Spark, commit as results arrive, start over where another writer was faster.
+
+This is the driver's story from request to result; each chapter lives in its own module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine import faults
+from airflow_provider_lance.engine.checkpoint import FilledFragment, Part, column_folder, read_remains
+from airflow_provider_lance.engine.columns import column_rule
+from airflow_provider_lance.engine.commit import Committer
+from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError
+from airflow_provider_lance.engine.fill import FlushPolicy, Order, TaskFailure, TaskResult
+from airflow_provider_lance.engine.freshness import load_record, save_record
+from airflow_provider_lance.engine.identity import identify
+from airflow_provider_lance.engine.orphans import remove_orphans
+from airflow_provider_lance.engine.plan import Plan, describe_plan, group_tasks, make_plan
+from airflow_provider_lance.engine.progress import ProgressMeter, TaskFigures
+from airflow_provider_lance.engine.publish import Published, Publisher
+from airflow_provider_lance.engine.request import BackfillRequest, validate_request
+from airflow_provider_lance.engine.runner import SparkRunner
+from airflow_provider_lance.engine.session import default_parallelism
+from airflow_provider_lance.engine.table import TableRef, field_ids
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 8
+_REPORTED_FAILURES = 20
+
+
+def run_backfill(context: JobContext) -> dict[str, Any]:
+    """Execute the job of ``context`` and return its result."""
+    return _Backfill(context).run()
+
+
+class _Backfill:
+    def __init__(self, context: JobContext) -> None:
+        self.context = context
+        self.reporter = context.reporter
+        self.started = time.monotonic()
+        self.request = BackfillRequest.parse(context.spec.request, context.spec.options)
+        # The same dict, not a copy: credentials renewed by a heartbeat reach the tasks that start after it.
+        self.table = TableRef(context.spec.location, self.request.branch, context.storage_options)
+        self.committer = Committer(
+            self.table, context.job_id, context.namespace, tuple(context.spec.table_id), context.spec.managed
+        )
+        dataset = self._pin()
+        self.rule = column_rule(dataset.schema, self.request.column)
+        self.pinned = dataset
+        self.target_ids = field_ids(dataset, self.rule.targets)
+        self.input_ids = field_ids(dataset, self.rule.inputs)
+        self.files = self.table.files()
+        self.folder = column_folder(min(self.target_ids))
+        self.published = Published()
+        self.source_version = dataset.version
+        self.tasks = 0
+        self.rounds = 0
+        self.rows_computed = 0
+        self.scope_rows = 0
+        self.versions = {dataset.version: dataset}
+
+    def _pin(self) -> LanceDataset:
+        dataset = self.table.open(self.request.read_version)
+        validate_request(
+            self.context.spec.request,
+            dataset.schema,
+            options=self.context.spec.options,
+            storage_version=dataset.data_storage_version,
+        )
+        return dataset
+
+    def _open(self, version: int | None = None) -> LanceDataset:
+        if version is None or version not in self.versions:
+            dataset = self.table.open(version)
+            self.versions[dataset.version] = dataset
+            return dataset
+        return self.versions[version]
+
+    # --- the story ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        self.record = load_record(self.files, self.folder, self.rule.fingerprint, self.input_ids, self.target_ids)
+        self.saved_version = self.record.version
+        self.record.follow(self.table, self.pinned, self._open)
+        remains = read_remains(self.files, self.folder)
+        self.finished = self._usable(remains.finished)
+        self.parts = remains.parts_by_key()
+        self._resume()
+        plan = self._plan(self.pinned)
+        self.scope_rows = self.published.assigned + self.published.failed + plan.rows + plan.left_rows
+        if self.request.plan:
+            parallel = self.request.concurrency or os.cpu_count() or 1
+            return {
+                "plan": describe_plan(plan, self.table, self.pinned, self.rule, self.request, parallel),
+                **self._result(),
+            }
+        try:
+            if plan.fragments:
+                self._mark()
+                self._work(plan)
+            return self._finish(plan)
+        except JobCancelledError as error:
+            error.result = self._result()
+            raise
+
+    def _plan(self, dataset: LanceDataset) -> Plan:
+        limit = self.request.num_frags
+        if limit is not None:
+            limit = max(0, limit - self.published.fragments)
+        return make_plan(
+            dataset,
+            self.rule,
+            self.request,
+            self.record,
+            finished=self.finished,
+            parts=self.parts,
+            done=self.published.files,
+            limit=limit,
+        )
+
+    def _work(self, plan: Plan) -> None:
+        with ProgressMeter(self.reporter, host=self._progress_host(plan)) as self.meter:
+            while self.rounds < MAX_ROUNDS:
+                self.rounds += 1
+                conflicts = self._round(plan)
+                if not conflicts:
+                    return
+                if self.request.read_version is not None:
+                    self.reporter.event(
+                        f"{len(conflicts)} fragments changed since version {plan.version} and were left as they are"
+                    )
+                    return
+                self.reporter.check()
+                dataset = self._open()
+                self.record.follow(self.table, dataset, self._open)
+                self.finished |= {filled.key: filled for filled in conflicts}
+                plan = self._plan(dataset)
+                self.reporter.event(
+                    f"{len(conflicts)} fragments changed meanwhile; continuing at version {dataset.version} with "
+                    f"{len(plan.works)} fragments to compute and {len(plan.ready)} to commit again"
+                )
+                if not plan.fragments:
+                    return
+        raise JobError(
+            "commit",
+            f"Other writers changed the same fragments in each of {MAX_ROUNDS} rounds. What was committed stays; run "
+            "the backfill again when the table is quieter.",
+            retryable=True,
+        )
+
+    def _round(self, plan: Plan) -> list[FilledFragment]:
+        """Compute and commit one plan; returns the fragments that could not be committed at its version."""
+        done = self.published.fragments
+        self.meter.phase(
+            "compute",
+            fragments_total=done + plan.fragments,
+            rows_total=self.published.assigned + self.published.failed + plan.rows,
+        )
+        publisher = Publisher(
+            committer=self.committer,
+            reporter=self.reporter,
+            dataset=self._open(plan.version),
+            rule=self.rule.fingerprint,
+            target_ids=self.target_ids,
+            published=self.published,
+            granularity=self.request.commit_granularity,
+            stubborn=self.request.read_version is not None,
+        )
+        for filled in plan.ready:
+            self.meter.task_done(f"ready-{filled.key}", TaskFigures(1, filled.tally.rows, filled.tally.failed))
+            publisher.add(filled)
+        if plan.works:
+            self._compute(plan, publisher)
+        publisher.commit_all()
+        return publisher.conflicts
+
+    def _compute(self, plan: Plan, publisher: Publisher) -> None:
+        spark = self.context.spark
+        parallel = self.request.concurrency or default_parallelism(spark.sparkContext)
+        tasks = group_tasks(plan, self.rule, self.request, parallel)
+        self.tasks += len(tasks)
+        works = {work.key: work for work in plan.works}
+        waiting: dict[str, int] = {}
+        pieces: dict[str, list[Part]] = {work.key: list(work.parts) for work in plan.works}
+        for task in tasks:
+            if not task[0].assemble:
+                waiting[task[0].key] = waiting.get(task[0].key, 0) + 1
+        order = self._order(plan)
+        label = f"backfill {self.request.column}"
+        group = f"{self.context.job_id}-{self.rounds}"
+        with SparkRunner(spark, group, label, parallel) as runner:
+            pending = {runner.submit(order, task): task for task in tasks}
+            while pending:
+                done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                self.reporter.check()
+                self._check_failures()
+                for future in done:
+                    task = pending.pop(future)
+                    result = self._answer(future)
+                    self.meter.task_done(result.task, result.figures)
+                    self._check_failures()
+                    self.rows_computed += result.rows_computed
+                    for filled in result.filled:
+                        publisher.add(filled)
+                    if not task[0].assemble:
+                        key = task[0].key
+                        pieces[key].extend(result.parts)
+                        waiting[key] -= 1
+                        if not waiting[key]:
+                            whole = [replace(works[key], parts=tuple(pieces[key]))]
+                            pending[runner.submit(order, whole)] = whole
+                publisher.commit_due()
+
+    def _order(self, plan: Plan) -> Order:
+        request = self.request
+        return Order(
+            table=self.table,
+            version=plan.version,
+            rule=self.rule,
+            policy=request.error_policy(self.rule),
+            folder=self.folder,
+            job_id=self.context.job_id,
+            flush=FlushPolicy(
+                request.flush_seconds,
+                request.checkpoint_size,
+                request.min_checkpoint_size,
+                request.max_checkpoint_size,
+            ),
+            threads=request.intra_applier_concurrency or 1,
+            address=self.meter.address,
+        )
+
+    def _answer(self, future: Future[TaskResult | TaskFailure]) -> TaskResult:
+        try:
+            answer = future.result()
+        except Exception as error:
+            raise JobError("compute", f"Spark gave up on a task: {_last_words(error)}", retryable=True) from error
+        if isinstance(answer, TaskFailure):
+            raise JobError(answer.phase, answer.message, retryable=answer.retryable)
+        return answer
+
+    def _check_failures(self) -> None:
+        limit = self.request.max_failed_rows
+        failed = self.meter.rows_failed
+        if limit is not None and failed > limit:
+            raise JobError("compute", f"{failed:,} rows failed, more than max_failed_rows {limit:,}")
+
+    # --- beginning and end -------------------------------------------------------------------------------------------
+
+    def _usable(self, finished: dict[str, FilledFragment]) -> dict[str, FilledFragment]:
+        """Finished fragments of earlier attempts whose file is there and whole."""
+        from lance.file import LanceFileReader
+
+        usable = {}
+        for key, filled in finished.items():
+            try:
+                reader = LanceFileReader(
+                    self.table.data_path(filled.path), storage_options=self.table.storage_options or None
+                )
+                if reader.num_rows() == filled.rows:
+                    usable[key] = filled
+            except (OSError, ValueError):
+                continue
+        return usable
+
+    @property
+    def _marker(self) -> str:
+        name = hashlib.sha256(self.context.job_id.encode()).hexdigest()[:16]
+        return f"{self.folder}/job-{name}.json"
+
+    def _mark(self) -> None:
+        """Where this job began, for the attempt that may have to continue it."""
+        if not self.files.exists(self._marker):
+            marker = {"job_id": self.context.job_id, "source_version": self.source_version}
+            self.files.write_json(self._marker, marker)
+
+    def _resume(self) -> None:
+        """Take over what an earlier attempt of this very job committed."""
+        marker = self.files.read_json(self._marker)
+        if not isinstance(marker, dict) or marker.get("job_id") != self.context.job_id:
+            return
+        self.source_version = int(marker["source_version"])
+        self.published.recall(self.table, self._open(), self.source_version, self.context.job_id)
+        if self.published.fragments:
+            earlier = self.published.fragments
+            self.reporter.event(f"Continuing: {earlier} fragments were committed by an earlier attempt")
+
+    def _finish(self, plan: Plan) -> dict[str, Any]:
+        head = self._open()
+        self.record.follow(self.table, head, self._open)
+        if self.published.version is not None or self.record.version - self.saved_version > 50:
+            self.record.prune(head)
+            save_record(self.files, self.folder, self.record)
+        faults.reach("record-saved")
+        if plan.fragments or self.files.exists(self._marker):
+            removed = remove_orphans(self.table, self.files, self.folder, head, self.target_ids)
+            self.files.delete(self._marker)
+            log.info("Removed %d files of finished and dead attempts", len(removed))
+        return self._result()
+
+    def _result(self) -> dict[str, Any]:
+        return {
+            "rows_assigned": self.published.assigned,
+            "rows_failed": self.published.failed,
+            "rows_remaining": self._remaining(),
+            "source_version": self.source_version,
+            "published_version": self.published.version,
+            "columns": list(self.rule.targets),
+            "fragments": self.published.fragments,
+            "tasks": self.tasks,
+            "rounds": self.rounds,
+            "rows_computed": self.rows_computed,
+            "seconds": round(time.monotonic() - self.started, 3),
+            "failed_rows": self.published.samples[:_REPORTED_FAILURES],
+        }
+
+    def _remaining(self) -> int:
+        """Live rows in scope that still have no fresh value."""
+        if self.request.where is not None:
+            return max(0, self.scope_rows - self.published.assigned)
+        head = self._open()
+        self.record.follow(self.table, head, self._open)
+        remaining = 0
+        for fragment in head.get_fragments():
+            entry = self.record.get(identify(fragment.metadata, self.input_ids, self.target_ids))
+            if entry is None:
+                remaining += fragment.physical_rows - fragment.num_deletions
+            elif entry.failed is None:
+                remaining += fragment.count_rows(f"`{self.rule.targets[0]}` IS NULL")
+            else:
+                remaining += len(entry.failed)
+        return remaining
+
+    def _progress_host(self, plan: Plan) -> str | None:
+        """The address executors reach this driver at; None is this machine."""
+        if not plan.works:
+            return None
+        context = self.context.spark.sparkContext
+        return None if context.master.startswith("local") else context.getConf().get("spark.driver.host")
+
+
+def _last_words(error: Exception) -> str:
+    """A worker's traceback ends with what went wrong; Java's begins with it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    python = [line for line in lines if not line.startswith(("File ", "^", "~", "at ", "Traceback", "SQLSTATE"))]
+    return (python[-1] if "Traceback" in str(error) else python[0])[:1000] if python else type(error).__name__

@@ -1,0 +1,233 @@
+"""What survives a dead job: journals of finished fragments and parts of unfinished ones, in ``_backfill/``.
+
+Everything is keyed by content (inputs' files, rule, selection), not by job: whoever needs the same values finds them.
+A journal also names, before they exist, the data files its task may write, so a successor can remove by name what
+nobody committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine.evaluate import Chunk, split_offsets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_provider_lance.engine.table import TableFiles, TableRef
+
+FOLDER = "_backfill"
+OFFSET = "__offset"
+SAMPLES = 10  # failed rows told apart, per fragment
+MAX_FAILED_OFFSETS = 1000  # beyond, a fragment with failures is computed again as a whole
+_PART = re.compile(r"part-([0-9a-f]{32})-(\d+)-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}\.lance$")
+
+
+def column_folder(field_id: int) -> str:
+    return f"{FOLDER}/{field_id}"
+
+
+@dataclass
+class Tally:
+    """What happened to the rows of a stretch. ``failed_offsets`` is None where there were too many to list."""
+
+    rows: int = 0
+    failed: int = 0
+    failed_offsets: list[int] | None = field(default_factory=list)
+    samples: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, rows: int, failed: Iterable[tuple[int, str]]) -> None:
+        failures = list(failed)
+        self.rows += rows
+        self.failed += len(failures)
+        if self.failed_offsets is not None:
+            self.failed_offsets.extend(offset for offset, _ in failures)
+            if len(self.failed_offsets) > MAX_FAILED_OFFSETS:
+                self.failed_offsets = None
+        self.samples.extend(failures[: SAMPLES - len(self.samples)])
+
+    def merge(self, other: Tally) -> None:
+        self.rows += other.rows
+        self.failed += other.failed
+        if self.failed_offsets is None or other.failed_offsets is None:
+            self.failed_offsets = None
+        else:
+            self.failed_offsets = self.failed_offsets + other.failed_offsets
+            if len(self.failed_offsets) > MAX_FAILED_OFFSETS:
+                self.failed_offsets = None
+        self.samples = (self.samples + other.samples)[:SAMPLES]
+
+
+@dataclass(frozen=True)
+class FilledFragment:
+    """A finished column file, ready to be committed. ``file`` holds the fields of Lance's ``DataFile``."""
+
+    fragment_id: int
+    key: str
+    rows: int
+    file: dict[str, Any]
+    tally: Tally
+    covered: bool
+    samples: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def path(self) -> str:
+        return str(self.file["path"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> FilledFragment:
+        return cls(**{**data, "tally": Tally(**data["tally"]), "samples": tuple(data["samples"])})
+
+
+@dataclass
+class Journal:
+    """One task's record. ``files`` maps every data file it may write to its fragment's id."""
+
+    job_id: str
+    read_version: int
+    files: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, FilledFragment] = field(default_factory=dict)
+    name: str = ""
+
+    def path(self, folder: str) -> str:
+        return f"{folder}/journal-{self.name}.json"
+
+    def save(self, files: TableFiles, folder: str) -> None:
+        self.name = self.name or uuid.uuid4().hex
+        document = {
+            "format": 1,
+            "job_id": self.job_id,
+            "read_version": self.read_version,
+            "files": self.files,
+            "finished": {key: filled.to_dict() for key, filled in self.finished.items()},
+        }
+        files.write_json(self.path(folder), document)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A durable stretch of one fragment's values, in a file named after what it holds."""
+
+    key: str
+    fragment_id: int
+    read_version: int
+    start: int
+    stop: int
+    path: str
+
+    @classmethod
+    def parse(cls, path: str) -> Part | None:
+        found = _PART.search(path)
+        if not found:
+            return None
+        fragment_id, read_version, start, stop = (int(number) for number in found.groups()[1:])
+        return cls(found[1], fragment_id, read_version, start, stop, path)
+
+
+@dataclass
+class Remains:
+    """What earlier attempts left in a column's folder."""
+
+    journals: list[Journal] = field(default_factory=list)
+    finished: dict[str, FilledFragment] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+
+    def parts_by_key(self) -> dict[str, list[Part]]:
+        found: dict[str, list[Part]] = {}
+        for part in self.parts:
+            found.setdefault(part.key, []).append(part)
+        return found
+
+
+def read_remains(files: TableFiles, folder: str) -> Remains:
+    remains = Remains()
+    for path in files.names(folder):
+        part = Part.parse(path)
+        if part is not None:
+            remains.parts.append(part)
+        elif "/journal-" in f"/{path}":
+            journal = _read_journal(files, path)
+            if journal is not None:
+                remains.journals.append(journal)
+                remains.finished.update(journal.finished)
+    return remains
+
+
+def _read_journal(files: TableFiles, path: str) -> Journal | None:
+    document = files.read_json(path)
+    if not isinstance(document, dict) or document.get("format") != 1:
+        return None
+    return Journal(
+        job_id=document["job_id"],
+        read_version=document["read_version"],
+        files=document["files"],
+        finished={key: FilledFragment.from_dict(value) for key, value in document["finished"].items()},
+        name=path.rpartition("journal-")[2].removesuffix(".json"),
+    )
+
+
+def disjoint(parts: Iterable[Part]) -> list[Part]:
+    """Parts in order without overlaps: attempts cut a fragment at different places, the longer stretch wins."""
+    chosen: list[Part] = []
+    for part in sorted(parts, key=lambda part: (part.start, -part.stop)):
+        if not chosen or part.start >= chosen[-1].stop:
+            chosen.append(part)
+    return chosen
+
+
+def gaps(start: int, stop: int, parts: Iterable[Part]) -> list[tuple[int, int]]:
+    """The stretches between ``start`` and ``stop`` that no part covers."""
+    missing, position = [], start
+    for part in parts:
+        if part.stop <= start or part.start >= stop:
+            continue
+        if part.start > position:
+            missing.append((position, part.start))
+        position = max(position, part.stop)
+    if position < stop:
+        missing.append((position, stop))
+    return missing
+
+
+def write_part(table: TableRef, folder: str, part: Part, chunks: list[Chunk], schema: pa.Schema, tally: Tally) -> Part:
+    """Make a stretch durable; returns the part with its path. The file appears only when it is complete."""
+    import pyarrow as pa
+    from lance.file import LanceFileWriter
+
+    numbers = f"{part.fragment_id}-{part.read_version}-{part.start}-{part.stop}"
+    path = f"{folder}/part-{part.key}-{numbers}-{uuid.uuid4().hex[:8]}.lance"
+    stored = pa.schema([pa.field(OFFSET, pa.int64()), *schema])
+    with LanceFileWriter(f"{table.base}/{path}", stored, storage_options=table.storage_options or None) as writer:
+        writer.add_schema_metadata("tally", json.dumps(asdict(tally)))
+        for chunk in chunks:
+            arrays = [pa.array(chunk.offsets), *chunk.values.columns]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=stored))
+    return replace(part, path=path)
+
+
+def read_tally(table: TableRef, part: Part) -> Tally:
+    """What a part says of its rows, without reading them."""
+    metadata = _reader(table, part).metadata().schema.metadata or {}
+    document = json.loads(metadata[b"tally"])
+    return Tally(**{**document, "samples": [tuple(sample) for sample in document["samples"]]})
+
+
+def read_chunks(table: TableRef, part: Part, batch_rows: int) -> Iterator[Chunk]:
+    reader = _reader(table, part)
+    if reader.num_rows():
+        for batch in reader.read_all(batch_size=batch_rows).to_batches():
+            yield split_offsets(batch, OFFSET)
+
+
+def _reader(table: TableRef, part: Part) -> Any:
+    from lance.file import LanceFileReader
+
+    return LanceFileReader(f"{table.base}/{part.path}", storage_options=table.storage_options or None)

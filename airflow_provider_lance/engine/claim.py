@@ -1,0 +1,222 @@
+"""A driver's side of the executor protocol: claim a job, keep its lease, report, and never commit without it.
+
+Knows HTTP only through two calls of the client; knows nothing of Spark or Lance.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState, Progress
+from airflow_provider_lance.engine.context import JobCancelledError, JobError
+
+log = logging.getLogger(__name__)
+
+# From the executor protocol: a commit needs a lease renewed this recently, and without contact for so long none starts.
+RENEWED_SECONDS = 10.0
+SILENT_SECONDS = 45.0
+FINISH_SECONDS = 120.0  # how long the last word is tried
+_EVENTS_PER_REPORT = 200
+
+
+class JobService(Protocol):
+    """The part of ``LanceClient`` a driver uses."""
+
+    claim_job: Callable[..., Any]
+    report_job: Callable[..., Any]
+
+
+class ClaimLostError(JobCancelledError):
+    """Another driver has this job, or the server gave up on this one: leave without a word."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An accepted claim. Credentials stay out of its repr."""
+
+    job_id: str
+    token: str = field(repr=False)
+    spec: JobSpec
+    heartbeat_seconds: float = 2.0
+    lease_seconds: float = 60.0
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def claim_job(service: JobService, job_id: str, attempt: int, launch_token: str) -> Claim:
+    """Claim the job; :class:`ClaimLostError` when it is somebody else's. The same claim again gets the same answer."""
+    from lance_namespace.errors import ConcurrentModificationError
+
+    try:
+        answer = service.claim_job({"job_id": job_id, "attempt": attempt, "launch_token": launch_token})
+    except ConcurrentModificationError as error:
+        raise ClaimLostError(f"Attempt {attempt} of job {job_id} may not run: {error}") from error
+    body = _plain(answer)
+    return Claim(
+        job_id=job_id,
+        token=body["claim_token"],
+        spec=JobSpec.from_dict(body["spec"]),
+        heartbeat_seconds=float(body.get("heartbeat_seconds") or 2.0),
+        lease_seconds=float(body.get("lease_seconds") or 60.0),
+        storage_options=dict(body.get("storage_options") or {}),
+    )
+
+
+class HeartbeatReporter:
+    """A :class:`~airflow_provider_lance.engine.context.Reporter` that keeps the lease alive from its own thread.
+
+    ``storage_options`` is the dict the job's tables hold: renewed credentials are put into it.
+    """
+
+    def __init__(self, service: JobService, claim: Claim) -> None:
+        self.storage_options = dict(claim.storage_options)
+        self._service = service
+        self._claim = claim
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._progress = Progress()
+        self._events: list[dict[str, Any]] = []
+        self._seq = 0
+        self._renewed = time.monotonic()
+        self._cancel = False
+        self._lost: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> HeartbeatReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def progress(self, progress: Progress) -> None:
+        with self._lock:
+            self._progress = progress
+
+    def event(self, message: str, **fields: Any) -> None:
+        log.info("%s", message)
+        with self._lock:
+            self._events.append({"message": message, "at_ms": int(time.time() * 1000), **fields})
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise ClaimLostError(self._lost)
+        if self._cancel:
+            raise JobCancelledError("The job was cancelled")
+
+    def check_commit(self) -> None:
+        """Wait for a fresh renewal; give up where the server has been silent for too long."""
+        while True:
+            self.check()
+            silent = time.monotonic() - self._renewed
+            if silent <= RENEWED_SECONDS:
+                return
+            if silent > SILENT_SECONDS:
+                raise JobError(
+                    "commit",
+                    f"The namespace has not answered for {silent:.0f} s, so this driver may have lost its job: nothing "
+                    "more is committed. What was computed is kept for the next attempt.",
+                    retryable=True,
+                )
+            self._send(None)
+            time.sleep(0.2)
+
+    def finish(
+        self, state: JobState, result: Mapping[str, Any] | None = None, failure: JobFailure | None = None
+    ) -> bool:
+        """Send the last word, however often it takes; False if nobody heard it."""
+        self._stop.set()
+        terminal = {
+            "state": state.value,
+            "result": dict(result) if result is not None else None,
+            "failure": failure.to_dict() if failure else None,
+        }
+        deadline = time.monotonic() + FINISH_SECONDS
+        pause = 0.2
+        while self._lost is None:
+            if self._send(terminal):
+                return True
+            if time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+            pause = min(5.0, pause * 2)
+        log.error("The end of job %s (%s) could not be reported: %s", self._claim.job_id, state.value, self._lost)
+        return False
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._claim.heartbeat_seconds):
+            self._send(None)
+            if self._lost is not None:
+                return
+
+    def _send(self, terminal: dict[str, Any] | None) -> bool:
+        """One report; whether it was heard. A report that failed is sent again with the same number of its events."""
+        from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceError
+
+        with self._sending:
+            with self._lock:
+                self._seq += 1
+                events = self._events[:_EVENTS_PER_REPORT]
+                body: dict[str, Any] = {
+                    "job_id": self._claim.job_id,
+                    "claim_token": self._claim.token,
+                    "seq": self._seq,
+                    "progress": self._progress.to_dict(),
+                    "events": events,
+                }
+            if terminal is not None:
+                body["terminal"] = terminal
+            sent = time.monotonic()
+            try:
+                answer = _plain(self._service.report_job(body))
+            except ConcurrentModificationError as error:
+                self._lost = f"The claim on job {self._claim.job_id} was lost: {error}"
+                return False
+            except (LanceNamespaceError, OSError) as error:
+                log.warning("A heartbeat of job %s was not answered: %s", self._claim.job_id, error)
+                return False
+            with self._lock:
+                del self._events[: len(events)]
+                # When it was sent, not when it was answered: the server's clock for the lease started no later.
+                self._renewed = sent
+                self._cancel = self._cancel or bool(answer.get("cancel"))
+                self.storage_options.update(answer.get("storage_options") or {})
+            return True
+
+
+def read_launch_token(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The launch token and credentials: a JSON file only this user can read, named by ``LANCE_JOB_TOKEN_FILE``.
+
+    A file with one line of text is the bare token. ``LANCE_JOB_TOKEN`` is the way in where files do not travel
+    (Kubernetes secrets). Keys: ``launch_token``, and ``api_key`` or ``bearer`` for the namespace.
+    """
+    environ = os.environ if environ is None else environ
+    found = {
+        key: environ[name]
+        for key, name in (
+            ("launch_token", "LANCE_JOB_TOKEN"),
+            ("api_key", "LANCE_API_KEY"),
+            ("bearer", "LANCE_BEARER_TOKEN"),
+        )
+        if environ.get(name)
+    }
+    path = environ.get("LANCE_JOB_TOKEN_FILE")
+    if path:
+        with open(path, encoding="utf-8") as file:
+            text = file.read().strip()
+        found |= json.loads(text) if text.startswith("{") else {"launch_token": text}
+    return found
+
+
+def _plain(answer: Any) -> dict[str, Any]:
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    return dict(answer.model_dump()) if hasattr(answer, "model_dump") else dict(vars(answer))

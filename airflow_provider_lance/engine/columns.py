@@ -1,0 +1,221 @@
+"""What a column's rule is: read it from a field's metadata, check it, and make the field that declares it.
+
+The server calls this at declaration and the engine at execution, so nothing here may import Spark, and Lance only
+inside the functions that need it. The metadata keys are LanceDB's where LanceDB has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError
+
+from airflow_provider_lance.engine.expressions import (
+    check_expression,
+    expression_inputs,
+    expression_type,
+    find_field,
+    parse_path,
+)
+from airflow_provider_lance.engine.udf import BACKENDS, ErrorPolicy, UdfEnvelope, UdfError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMPUTED = "computed_column"
+COMPUTED_KIND = "computed_column.kind"
+COMPUTED_EXPRESSION = "computed_column.expression"
+COMPUTED_INPUTS = "computed_column.inputs"
+COMPUTED_SIGNATURE = "computed_refresh.source_signature"
+
+VIRTUAL = "virtual_column"
+VIRTUAL_DEFINITION = "virtual_column.definition"
+VIRTUAL_GROUP = "virtual_column.group"
+VIRTUAL_STRUCT_FIELD = "virtual_column.struct_field"
+
+
+@dataclass(frozen=True)
+class ColumnRule:
+    """How the values of one column, or of several that one function fills together, come about.
+
+    ``targets`` are the columns a run fills; ``struct_fields`` name, for a function with several outputs, the part of
+    its result that goes to each. Exactly one of ``expression`` and ``envelope`` is set.
+    """
+
+    targets: tuple[str, ...]
+    inputs: tuple[str, ...]
+    expression: str | None = None
+    envelope: UdfEnvelope | None = None
+    struct_fields: tuple[str, ...] = ()
+    version: str = ""
+    image: str = ""
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        return self.envelope.policy if self.envelope else ErrorPolicy()
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the rule's values may change: what makes a recorded value "made by an older rule"."""
+        content = [
+            self.expression,
+            self.envelope.fingerprint if self.envelope else None,
+            self.inputs,
+            self.targets,
+            self.struct_fields,
+            self.version,
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def column_rule(schema: pa.Schema, column: str) -> ColumnRule:
+    """The rule of ``column``, or :class:`InvalidInputError` with the reason it cannot be filled by this engine."""
+    field = find_field(schema, column)
+    segments = parse_path(column)
+    if len(segments) > 1:
+        raise InvalidInputError(
+            f"{column!r} is inside a struct; Lance cannot replace part of a struct's file. Backfill a top-level column."
+        )
+    metadata = _text_metadata(field)
+    if metadata.get(COMPUTED) == "true":
+        kind = metadata.get(COMPUTED_KIND, "sql")
+        if kind != "sql":
+            raise InvalidInputError(
+                f"Column {column!r} is computed by {kind!r}; this engine fills SQL expressions and its own functions. "
+                "The column is left alone."
+            )
+        expression = metadata.get(COMPUTED_EXPRESSION)
+        if not expression:
+            raise InvalidInputError(f"Column {column!r} says it is computed but carries no {COMPUTED_EXPRESSION}")
+        inputs = metadata.get(COMPUTED_INPUTS)
+        found = tuple(json.loads(inputs)) if inputs else expression_inputs(schema, expression)
+        return ColumnRule(targets=(field.name,), inputs=found, expression=expression)
+    if metadata.get(VIRTUAL) == "true":
+        return _virtual_rule(schema, field.name, metadata)
+    raise InvalidInputError(
+        f"Column {column!r} has no rule: it was declared neither as a computed nor as a virtual column, so there is "
+        "nothing to backfill it with."
+    )
+
+
+def _virtual_rule(schema: pa.Schema, column: str, metadata: Mapping[str, str]) -> ColumnRule:
+    try:
+        definition = json.loads(metadata[VIRTUAL_DEFINITION])
+    except (KeyError, ValueError) as error:
+        raise InvalidInputError(f"Column {column!r} has no readable {VIRTUAL_DEFINITION}: {error!r}") from None
+    try:
+        envelope = UdfEnvelope.decode(definition.get("udf_backend"), definition.get("udf", ""))
+    except UdfError as error:
+        raise InvalidInputError(f"Column {column!r}: {error}") from error
+    for path in definition["input_columns"]:
+        find_field(schema, path)
+    group = metadata.get(VIRTUAL_GROUP)
+    # By metadata, not by the names in the definition: columns can be renamed and dropped after the declaration.
+    outputs = [
+        (other.name, _text_metadata(other)[VIRTUAL_STRUCT_FIELD])
+        for other in schema
+        if _text_metadata(other).get(VIRTUAL_GROUP) == group
+    ]
+    return ColumnRule(
+        targets=tuple(name for name, _ in outputs),
+        inputs=tuple(definition["input_columns"]),
+        envelope=envelope,
+        struct_fields=tuple(part for _, part in outputs) if len(definition["outputs"]) > 1 else (),
+        version=str(definition.get("udf_version", "")),
+        image=str(definition.get("image") or ""),
+    )
+
+
+def computed_field(schema: pa.Schema, name: str, expression: str) -> pa.Field:
+    """The all-null field that declares ``name`` as a computed column, exactly as LanceDB writes it."""
+    import pyarrow as pa
+
+    check_expression(schema, expression)
+    inputs = expression_inputs(schema, expression)
+    if any(parse_path(path)[0] == name for path in inputs):
+        raise InvalidInputError(f"Column {name!r} cannot be computed from itself")
+    return pa.field(
+        name,
+        expression_type(schema, expression),
+        metadata={
+            COMPUTED: "true",
+            COMPUTED_KIND: "sql",
+            COMPUTED_EXPRESSION: expression,
+            COMPUTED_INPUTS: json.dumps(list(inputs), separators=(",", ":")),
+            COMPUTED_SIGNATURE: "{}",
+        },
+    )
+
+
+def virtual_fields(schema: pa.Schema, entry: Mapping[str, Any]) -> list[pa.Field]:
+    """The all-null fields that declare an ``AddVirtualColumnEntry``; its function is stored untouched, never run."""
+    import pyarrow as pa
+    from lance.schema import json_to_schema
+
+    definition = {key: value for key, value in entry.items() if value is not None}
+    outputs = definition.get("outputs") or []
+    if not outputs:
+        raise InvalidInputError("A virtual column needs at least one output")
+    for path in definition.get("input_columns") or []:
+        find_field(schema, path)
+    if definition.get("udf_backend") in BACKENDS:
+        try:
+            UdfEnvelope.decode(definition["udf_backend"], definition.get("udf", ""))
+        except UdfError as error:
+            raise InvalidInputError(f"The virtual column's function: {error}") from error
+    text = json.dumps(definition, sort_keys=True)
+    group = hashlib.sha256(text.encode()).hexdigest()[:32]
+    fields = []
+    for output in outputs:
+        if output.get("nullable") is False:
+            raise InvalidInputError(f"Output {output['column']!r} must be nullable: the column starts out all null")
+        stated = {"name": output["column"], "type": output["data_type"], "nullable": True}
+        try:
+            kind = json_to_schema({"fields": [stated]}).field(0).type
+        except (ValueError, TypeError, OSError) as error:
+            raise InvalidInputError(f"Output {output['column']!r} has no readable data_type: {error}") from None
+        metadata = {**(definition.get("field_metadata") or {}), **(output.get("metadata") or {})}
+        metadata |= {
+            VIRTUAL: "true",
+            VIRTUAL_DEFINITION: text,
+            VIRTUAL_GROUP: group,
+            VIRTUAL_STRUCT_FIELD: output["struct_field"],
+        }
+        fields.append(pa.field(output["column"], kind, metadata=metadata))
+    return fields
+
+
+def virtual_column_entry(
+    envelope: UdfEnvelope,
+    *,
+    inputs: Sequence[str],
+    outputs: Mapping[str, pa.DataType],
+    name: str = "udf",
+    version: str = "1",
+    image: str = "",
+) -> dict[str, Any]:
+    """The ``AddVirtualColumnEntry`` body for a wrapped function; output names double as its result's field names."""
+    import pyarrow as pa
+    from lance.schema import schema_to_json
+
+    types = schema_to_json(pa.schema(list(outputs.items())))["fields"]
+    return {
+        "input_columns": list(inputs),
+        "outputs": [
+            {"column": stated["name"], "struct_field": stated["name"], "data_type": stated["type"], "nullable": True}
+            for stated in types
+        ],
+        "image": image,
+        "udf": envelope.encode(),
+        "udf_backend": envelope.backend,
+        "udf_name": name,
+        "udf_version": version,
+    }
+
+
+def _text_metadata(field: pa.Field) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}

@@ -1,0 +1,182 @@
+"""Which fragments hold fresh values: a record folded from the table's own history, with a sidecar file as its cache.
+
+Every backfill commit says in its transaction what it filled and by which rule; compactions say which fragments became
+which. Reading both in order gives the record, whoever crashed when. The sidecar only saves reading all of it again,
+and keeps the record alive when old versions are cleaned up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine.commit import read_transactions
+from airflow_provider_lance.engine.identity import FragmentIdentity, identify
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+    from airflow_provider_lance.engine.table import TableFiles, TableRef
+
+log = logging.getLogger(__name__)
+
+RULE = "backfill.rule"
+PARTIAL = "backfill.partial"
+FAILED = "backfill.failed"
+
+# Beyond this many versions since the sidecar was written the record is given up: everything is computed again.
+MAX_VERSIONS = 10_000
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """One fragment whose live rows all have a value of the recorded rule.
+
+    ``failed`` are the physical rows that are null because the rule failed on them; None means "some of the nulls",
+    which is all that is known of them after a compaction.
+    """
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    rows: int
+    failed: tuple[int, ...] | None = ()
+
+
+@dataclass
+class FreshnessRecord:
+    """The fresh fragments of one column under one rule, as of ``version``."""
+
+    rule: str
+    input_ids: frozenset[int]
+    target_ids: frozenset[int]
+    version: int = 0
+    fragments: dict[int, Fresh] = field(default_factory=dict)
+
+    def get(self, identity: FragmentIdentity) -> Fresh | None:
+        """The entry of a fragment that is still made of the recorded files; None if it is stale or unknown."""
+        entry = self.fragments.get(identity.fragment_id)
+        if entry is None or (entry.inputs, entry.targets, entry.rows) != (
+            identity.inputs,
+            identity.targets,
+            identity.rows,
+        ):
+            return None
+        return entry
+
+    def follow(self, table: TableRef, head: LanceDataset, open_version: Callable[[int], LanceDataset]) -> None:
+        """Bring the record from its version to ``head``'s, transaction by transaction."""
+        if head.version <= self.version or not self._needs_history(head):
+            self.version = max(self.version, head.version)
+            return
+        after = max(1, self.version)
+        if head.version - after > MAX_VERSIONS:
+            log.warning("%d versions since the last backfill: the older ones are not read", head.version - after)
+            after = head.version - MAX_VERSIONS
+        for _, transaction in read_transactions(table, head, after):
+            if transaction is not None:
+                self._apply(transaction, open_version)
+        self.version = head.version
+
+    def _needs_history(self, head: LanceDataset) -> bool:
+        """Fragments that never had this column's file are stale whatever the history says: appends cost nothing."""
+        for fragment in head.get_fragments():
+            identity = identify(fragment.metadata, self.input_ids, self.target_ids)
+            if identity.targets and self.get(identity) is None:
+                return True
+        return False
+
+    def _apply(self, transaction: Any, open_version: Callable[[int], LanceDataset]) -> None:
+        from lance import LanceOperation
+
+        operation = transaction.operation
+        if isinstance(operation, LanceOperation.Rewrite):
+            for group in operation.groups:
+                self._rewrite(group)
+        elif isinstance(operation, LanceOperation.DataReplacement):
+            properties = transaction.transaction_properties or {}
+            mine = [group for group in operation.replacements if not self.target_ids.isdisjoint(group.new_file.fields)]
+            if not mine:
+                return
+            if properties.get(RULE) != self.rule:
+                for group in mine:
+                    self.fragments.pop(group.fragment_id, None)
+                return
+            self._fill(mine, properties, open_version(transaction.read_version))
+
+    def _fill(self, groups: list[Any], properties: dict[str, str], read: LanceDataset) -> None:
+        partial = set(json.loads(properties.get(PARTIAL, "[]")))
+        failed = {int(key): value for key, value in json.loads(properties.get(FAILED, "{}")).items()}
+        for group in groups:
+            if group.fragment_id in partial:
+                self.fragments.pop(group.fragment_id, None)
+                continue
+            # The inputs as they were read: another backfill may have replaced one of them before this commit.
+            fragment = read.get_fragment(group.fragment_id)
+            if fragment is None:
+                continue
+            identity = identify(fragment.metadata, self.input_ids, self.target_ids)
+            self.fragments[group.fragment_id] = Fresh(
+                inputs=identity.inputs,
+                targets=(str(group.new_file.path),),
+                rows=identity.rows,
+                failed=tuple(failed.get(group.fragment_id, ())),
+            )
+
+    def _rewrite(self, group: Any) -> None:
+        old = [self.get(identify(part, self.input_ids, self.target_ids)) for part in group.old_fragments]
+        for part in group.old_fragments:
+            self.fragments.pop(part.id, None)
+        if not all(old):
+            return
+        some_failed = any(entry is not None and entry.failed != () for entry in old)
+        for part in group.new_fragments:
+            identity = identify(part, self.input_ids, self.target_ids)
+            self.fragments[part.id] = Fresh(
+                identity.inputs, identity.targets, identity.rows, None if some_failed else ()
+            )
+
+    def prune(self, head: LanceDataset) -> None:
+        """Forget fragments that are gone or stale, so the sidecar grows with the table and not with its history."""
+        fresh = {}
+        for fragment in head.get_fragments():
+            identity = identify(fragment.metadata, self.input_ids, self.target_ids)
+            entry = self.get(identity)
+            if entry is not None:
+                fresh[identity.fragment_id] = entry
+        self.fragments = fresh
+
+
+def sidecar_path(folder: str) -> str:
+    return f"{folder}/fresh.json"
+
+
+def load_record(
+    files: TableFiles, folder: str, rule: str, input_ids: frozenset[int], target_ids: frozenset[int]
+) -> FreshnessRecord:
+    """The saved record if it is of this rule, else an empty one: values of an older rule are stale."""
+    record = FreshnessRecord(rule, input_ids, target_ids)
+    document = files.read_json(sidecar_path(folder))
+    if not isinstance(document, dict) or document.get("format") != 1 or document.get("rule") != rule:
+        return record
+    record.version = int(document["version"])
+    for fragment_id, (inputs, targets, rows, failed) in document["fragments"].items():
+        record.fragments[int(fragment_id)] = Fresh(
+            tuple(inputs), tuple(targets), rows, None if failed is None else tuple(failed)
+        )
+    return record
+
+
+def save_record(files: TableFiles, folder: str, record: FreshnessRecord) -> None:
+    document = {
+        "format": 1,
+        "rule": record.rule,
+        "version": record.version,
+        "fragments": {
+            str(fragment_id): [entry.inputs, entry.targets, entry.rows, entry.failed]
+            for fragment_id, entry in sorted(record.fragments.items())
+        },
+    }
+    files.write_json(sidecar_path(folder), document)

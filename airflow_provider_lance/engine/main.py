@@ -1,0 +1,184 @@
+"""The engine's command line, as ``spark-submit`` starts it: one job, from its claim or its spec to its last word."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState, JobType
+from airflow_provider_lance.engine import faults
+from airflow_provider_lance.engine.claim import (
+    Claim,
+    ClaimLostError,
+    HeartbeatReporter,
+    claim_job,
+    read_launch_token,
+)
+from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError, SilentReporter
+from airflow_provider_lance.engine.session import session_factory
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.api.client import LanceClient
+    from airflow_provider_lance.engine.claim import JobService
+
+log = logging.getLogger("airflow_provider_lance.engine")
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_LOST, EXIT_CANCELLED = 0, 1, 2, 3, 4
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one job; the exit status is 0 done, 1 failed, 3 claim lost, 4 cancelled."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # httpx logs every heartbeat with its URL; Lance says of each commit that DataReplacement is new.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    os.environ.setdefault("LANCE_LOG", "error")
+    if arguments.spec:
+        return _run_spec(arguments)
+    if not (arguments.job_id and arguments.namespace):
+        _parser().error("either --spec, or --job-id with --namespace")
+    return _run_claimed(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lance-engine",
+        description="Execute a Lance backfill or view refresh on Spark.",
+        epilog="The launch token and credentials come from LANCE_JOB_TOKEN_FILE or the environment, never from here.",
+    )
+    parser.add_argument("--job-id", help="the job to claim")
+    parser.add_argument("--attempt", type=int, default=1, help="which launch of the job this is")
+    parser.add_argument("--namespace", help="URL of the namespace that has the job")
+    parser.add_argument("--spec", type=Path, help="a job spec as JSON, with a location; needs no server")
+    parser.add_argument("--plan", action="store_true", help="say what would be done, and touch nothing")
+    parser.add_argument("--master", help="Spark master, where spark-submit does not name one")
+    return parser
+
+
+def _run_spec(arguments: argparse.Namespace) -> int:
+    document = json.loads(arguments.spec.read_text(encoding="utf-8"))
+    spec = _planned(JobSpec.from_dict(document), arguments.plan)
+    job_id = arguments.job_id or document.get("job_id") or f"spec-{uuid.uuid4().hex[:12]}"
+    context = JobContext(
+        spec=spec,
+        make_spark=session_factory(_name(spec), master=arguments.master),
+        reporter=SilentReporter(),
+        storage_options=_storage_options(),
+        job_id=job_id,
+        attempt=arguments.attempt,
+    )
+    state, result, failure = execute(context)
+    answer = {"job_id": job_id, "state": state.value, "result": result, "failure": failure and failure.to_dict()}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return _exit(state)
+
+
+def _storage_options() -> dict[str, str]:
+    """Credentials for a run without a server: a JSON object in the file ``LANCE_STORAGE_OPTIONS_FILE`` names."""
+    path = os.environ.get("LANCE_STORAGE_OPTIONS_FILE")
+    if not path:
+        return {}
+    return {str(key): str(value) for key, value in json.loads(Path(path).read_text(encoding="utf-8")).items()}
+
+
+def _run_claimed(arguments: argparse.Namespace) -> int:
+    secrets = read_launch_token()
+    with contextlib.closing(_client(arguments.namespace, secrets)) as client:
+        try:
+            claim = claim_job(
+                cast("JobService", client), arguments.job_id, arguments.attempt, secrets.get("launch_token", "")
+            )
+        except ClaimLostError as error:
+            log.warning("%s", error)
+            return EXIT_LOST
+        faults.reach("claimed")
+        return _run_claim(client, claim, arguments)
+
+
+def _run_claim(client: LanceClient, claim: Claim, arguments: argparse.Namespace) -> int:
+    spec = _planned(claim.spec, arguments.plan)
+    with HeartbeatReporter(cast("JobService", client), claim) as reporter:
+        context = JobContext(
+            spec=spec,
+            make_spark=session_factory(_name(spec), master=arguments.master),
+            reporter=reporter,
+            storage_options=reporter.storage_options,
+            namespace=client,
+            job_id=claim.job_id,
+            attempt=arguments.attempt,
+        )
+        try:
+            state, result, failure = execute(context)
+        except ClaimLostError as error:
+            log.warning("%s", error)
+            return EXIT_LOST
+        faults.reach("before-report")
+        heard = reporter.finish(state, result, failure)
+        faults.reach("after-report")
+    return _exit(state) if heard else EXIT_LOST
+
+
+def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFailure | None]:
+    """Run the job and turn whatever happens into a terminal state; only a lost claim is raised."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    try:
+        return JobState.DONE, _dispatch(context), None
+    except ClaimLostError:
+        raise
+    except JobCancelledError as error:
+        return JobState.CANCELLED, error.result, None
+    except JobError as error:
+        log.error("%s: %s", error.phase, error, exc_info=error.__cause__)
+        return JobState.FAILED, None, JobFailure(error.phase, str(error), error.retryable)
+    except LanceNamespaceError as error:
+        log.error("The request cannot be executed: %s", error)
+        return JobState.FAILED, None, JobFailure("validate", str(error), retryable=False)
+    except Exception as error:
+        log.exception("The job ended unexpectedly")
+        message = f"{type(error).__name__}: {error}"[:2000]
+        return JobState.FAILED, None, JobFailure("run", message, retryable=isinstance(error, OSError))
+
+
+def _dispatch(context: JobContext) -> dict[str, Any]:
+    if context.spec.job_type == JobType.BACKFILL.value:
+        from airflow_provider_lance.engine.backfill import run_backfill
+
+        return run_backfill(context)
+    if context.spec.job_type == JobType.REFRESH.value:
+        run_refresh = importlib.import_module("airflow_provider_lance.engine.refresh").run_refresh
+        return dict(run_refresh(context))
+    raise JobError("validate", f"This engine does not know the job type {context.spec.job_type!r}")
+
+
+def _planned(spec: JobSpec, plan: bool) -> JobSpec:
+    if not plan:
+        return spec
+    return JobSpec.from_dict({**spec.to_dict(), "options": {**spec.options, "plan": "true"}})
+
+
+def _client(url: str, secrets: dict[str, str]) -> LanceClient:
+    from airflow_provider_lance.api.client import LanceClient
+    from airflow_provider_lance.api.settings import Settings
+
+    auth = next((kind for kind in ("api_key", "bearer") if secrets.get(kind)), "none")
+    settings = Settings.from_connection(host=url, password=secrets.get(auth), extra={"auth": auth, "timeout": 8.0})
+    return LanceClient(settings)
+
+
+def _name(spec: JobSpec) -> str:
+    what = spec.request.get("column") or spec.job_type
+    return f"lance {what} of {'.'.join(spec.table_id) or spec.location}"
+
+
+def _exit(state: JobState) -> int:
+    return {JobState.DONE: EXIT_DONE, JobState.CANCELLED: EXIT_CANCELLED}.get(state, EXIT_FAILED)

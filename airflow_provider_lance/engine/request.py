@@ -1,0 +1,190 @@
+"""The backfill request: every field read, checked and given its meaning.
+
+The server calls :func:`validate_request` before a job exists, so nothing here may import Spark; the engine reads the
+same values through :class:`BackfillRequest`. A field that cannot be honoured is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError
+
+from airflow_provider_lance.engine.columns import ColumnRule, column_rule
+from airflow_provider_lance.engine.expressions import check_filter
+from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError, UdfPolicy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COUNTS = (
+    "concurrency",
+    "intra_applier_concurrency",
+    "min_checkpoint_size",
+    "max_checkpoint_size",
+    "checkpoint_size",
+    "read_version",
+    "task_size",
+    "num_frags",
+    "commit_granularity",
+)
+_TEXTS = ("column", "where", "branch", "cluster", "manifest")
+_SECONDS = "batch_checkpoint_flush_interval_seconds"
+_ENVELOPE = ("id", "identity", "context")  # what the request carries for the server, not for the job
+
+DEFAULT_FLUSH_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class BackfillRequest:
+    """AlterTableBackfillColumns as the engine sees it, with the context entries that steer execution."""
+
+    column: str
+    where: str | None = None
+    concurrency: int | None = None
+    intra_applier_concurrency: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    checkpoint_size: int | None = None
+    batch_checkpoint_flush_interval_seconds: float | None = None
+    read_version: int | None = None
+    task_size: int | None = None
+    num_frags: int | None = None
+    commit_granularity: int | None = None
+    branch: str | None = None
+    cluster: str | None = None
+    manifest: str | None = None
+    plan: bool = False
+    max_failed_rows: int | None = None
+    on_error: str | None = None
+    retries: int | None = None
+
+    @classmethod
+    def parse(cls, request: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> BackfillRequest:
+        """Read a request body and its context; :class:`InvalidInputError` names the field that is wrong."""
+        values: dict[str, Any] = {}
+        for name, value in request.items():
+            if name in _ENVELOPE or value is None:
+                continue
+            if name in _COUNTS:
+                values[name] = _count(name, value)
+            elif name == _SECONDS:
+                values[name] = _seconds(name, value)
+            elif name in _TEXTS:
+                values[name] = _text(name, value)
+            else:
+                raise InvalidInputError(f"A backfill has no field {name!r}")
+        if "column" not in values:
+            raise InvalidInputError("A backfill needs a column")
+        parsed = cls(**values, **_options(options or {}))
+        low, high = parsed.min_checkpoint_size, parsed.max_checkpoint_size
+        if low is not None and high is not None and low > high:
+            raise InvalidInputError(f"min_checkpoint_size is {low}, above max_checkpoint_size {high}")
+        size = parsed.checkpoint_size
+        if size is not None and ((low is not None and size < low) or (high is not None and size > high)):
+            raise InvalidInputError(f"checkpoint_size is {size}, outside its bounds {low or 1} to {high or 'any'}")
+        return parsed
+
+    @property
+    def flush_seconds(self) -> float:
+        chosen = self.batch_checkpoint_flush_interval_seconds
+        return DEFAULT_FLUSH_SECONDS if chosen is None else chosen
+
+    def error_policy(self, rule: ColumnRule) -> ErrorPolicy:
+        """The request's word on failing rows, else the column's."""
+        if self.on_error is None and self.retries is None:
+            return rule.policy
+        inherited = rule.policy
+        return ErrorPolicy.of(self.on_error or inherited.on_error, self.retries)
+
+
+def validate_request(
+    request: Mapping[str, Any],
+    schema: pa.Schema,
+    *,
+    options: Mapping[str, Any] | None = None,
+    policy: UdfPolicy | None = None,
+    storage_version: str | None = None,
+) -> None:
+    """Refuse, with code 13 or 12 and a sentence, a backfill that this engine could not execute to the letter.
+
+    ``schema`` is the table's (of the request's branch and ``read_version``), field metadata included; ``options`` the
+    request's context. Names of clusters, manifests and branches are the server's to check.
+    """
+    parsed = BackfillRequest.parse(request, options)
+    rule = column_rule(schema, parsed.column)
+    if parsed.where is not None:
+        check_filter(schema, parsed.where)
+    if rule.envelope is not None:
+        try:
+            (policy or UdfPolicy.from_environment()).check(rule.envelope)
+        except UdfError as error:
+            raise InvalidInputError(str(error)) from error
+    for target in rule.targets:
+        check_storable(schema.field(target), storage_version)
+
+
+def check_storable(field: pa.Field, storage_version: str | None) -> None:
+    """Refuse the types whose column file Lance writes and then cannot read back."""
+    import pyarrow as pa
+
+    if (field.metadata or {}).get(b"lance-encoding:blob") == b"true":
+        raise InvalidInputError(f"Column {field.name!r} is blob-encoded; Lance cannot replace such a column's file")
+    if storage_version is None:
+        return
+    parts = tuple(int(part) for part in storage_version.split(".")[:2]) if storage_version[:1].isdigit() else (2, 1)
+    if parts < (2, 2) and _contains(field.type, pa.types.is_map):
+        raise InvalidInputError(f"Column {field.name!r} is a map: filling it needs storage version 2.2, not {parts}")
+    if parts < (2, 1) and _contains(field.type, pa.types.is_struct):
+        raise InvalidInputError(f"Column {field.name!r} is a struct: filling it needs storage version 2.1, not {parts}")
+
+
+def _contains(kind: pa.DataType, test: Any) -> bool:
+    return bool(test(kind)) or any(_contains(kind.field(i).type, test) for i in range(kind.num_fields))
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The context travels as headers, so its values may be text."""
+    found: dict[str, Any] = {}
+    if options.get("plan") is not None:
+        word = str(options["plan"]).strip().lower()
+        if word not in ("true", "false", "1", "0"):
+            raise InvalidInputError(f"plan is {options['plan']!r}; it must be true or false")
+        found["plan"] = word in ("true", "1")
+    for name in ("max_failed_rows", "retries"):
+        if options.get(name) is not None:
+            try:
+                found[name] = int(str(options[name]))
+            except ValueError:
+                raise InvalidInputError(f"{name} is {options[name]!r}; it must be a whole number") from None
+            if found[name] < 0:
+                raise InvalidInputError(f"{name} is {found[name]}; it must be 0 or more")
+    if options.get("on_error") is not None:
+        try:
+            ErrorPolicy.of(str(options["on_error"]))
+        except UdfError as error:
+            raise InvalidInputError(str(error)) from None
+        found["on_error"] = str(options["on_error"])
+    return found
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInputError(f"{name} is {value!r}; it must be a whole number")
+    if value < 1:
+        raise InvalidInputError(f"{name} is {value}; it must be 1 or more")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InvalidInputError(f"{name} is {value!r}; it must be a number of seconds above 0")
+    return float(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInputError(f"{name} is {value!r}; it must be text that is not empty")
+    return value

@@ -1,0 +1,137 @@
+"""Where a table's files are and how it is opened: the value that drivers hand to Spark workers.
+
+Knows nothing of jobs. Storage credentials travel inside it, so they are kept out of its ``repr``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+    from lance.file import LanceFileSession
+
+
+@dataclass(frozen=True)
+class TableRef:
+    """A table by location and branch. ``None`` is the main branch."""
+
+    location: str
+    branch: str | None = None
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def base(self) -> str:
+        """The folder this branch writes to. A branch's checkout reports main's ``uri``; its files are in ``tree/``."""
+        root = self.location.rstrip("/")
+        return f"{root}/tree/{self.branch}" if self.branch else root
+
+    def open(self, version: int | None = None) -> LanceDataset:
+        """The table at ``version``, or its newest one."""
+        import lance
+
+        options = self.storage_options or None
+        if not self.branch:
+            return lance.dataset(self.location, version=version, storage_options=options)
+        return lance.dataset(self.location, storage_options=options).checkout_version((self.branch, version))
+
+    def data_path(self, name: str) -> str:
+        return f"{self.base}/data/{name}"
+
+    def files(self) -> TableFiles:
+        return TableFiles(self)
+
+
+class TableFiles:
+    """Small files beside the data, on any storage Lance can reach: journals, records and parts of a job."""
+
+    def __init__(self, table: TableRef) -> None:
+        from lance.file import LanceFileSession
+
+        self._session: LanceFileSession = LanceFileSession(table.base, storage_options=table.storage_options or None)
+
+    def names(self, folder: str) -> list[str]:
+        """Paths of all files under ``folder``; none if it does not exist."""
+        try:
+            return sorted(str(path) for path in self._session.list(folder))
+        except OSError as error:
+            if "not found" in str(error).lower():
+                return []
+            raise
+
+    def exists(self, path: str) -> bool:
+        return bool(self._session.contains(path))
+
+    def delete(self, path: str) -> None:
+        """Remove a file; that it is gone already is what was wanted."""
+        try:
+            self._session.delete_file(path)
+        except OSError as error:
+            if "not found" not in str(error).lower() and "no such file" not in str(error).lower():
+                raise
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """A small file's content, or None where there is none."""
+        with _scratch() as scratch:
+            try:
+                self._session.download_file(path, scratch)
+            except OSError as error:
+                if "not found" in str(error).lower() or "no such file" in str(error).lower():
+                    return None
+                raise
+            with open(scratch, "rb") as file:
+                return file.read()
+
+    def write_json(self, path: str, document: Any) -> None:
+        """Replace a small document in one step: readers see the old one or the new one."""
+        with _scratch() as scratch:
+            with open(scratch, "w", encoding="utf-8") as file:
+                json.dump(document, file, separators=(",", ":"))
+            self._session.upload_file(scratch, path)
+
+    def read_json(self, path: str) -> Any | None:
+        """The document, or None where there is none (or only an unreadable one: a record is never worth a failure)."""
+        with _scratch() as scratch:
+            try:
+                self._session.download_file(path, scratch)
+                with open(scratch, encoding="utf-8") as file:
+                    return json.load(file)
+            except (OSError, ValueError):
+                return None
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    handle, path = tempfile.mkstemp(prefix="lance-")
+    os.close(handle)
+    try:
+        yield path
+    finally:
+        os.unlink(path)
+
+
+def field_ids(dataset: LanceDataset, paths: Iterable[str]) -> frozenset[int]:
+    """The ids of everything a field path covers, itself and its children: data files list leaves or all of them,
+    depending on the storage version."""
+    from airflow_provider_lance.engine.expressions import parse_path
+
+    found: set[int] = set()
+    for path in paths:
+        fields = dataset.lance_schema.fields()
+        chosen = None
+        for name in parse_path(path):
+            chosen = next(child for child in fields if child.name() == name)
+            fields = chosen.children()
+        stack = [chosen]
+        while stack:
+            top = stack.pop()
+            if top is not None:
+                found.add(top.id())
+                stack.extend(top.children())
+    return frozenset(found)

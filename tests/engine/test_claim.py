@@ -1,0 +1,207 @@
+"""A driver claims its job, keeps its lease, reports, and never commits without it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import lance
+import pyarrow as pa
+import pytest
+
+from airflow_provider_lance.api.client import LanceClient
+from airflow_provider_lance.api.jobs import JobState, Progress
+from airflow_provider_lance.engine import claim as protocol
+from airflow_provider_lance.engine.claim import ClaimLostError, HeartbeatReporter, claim_job, read_launch_token
+from airflow_provider_lance.engine.context import JobCancelledError, JobError
+from airflow_provider_lance.engine.main import EXIT_CANCELLED, EXIT_FAILED, EXIT_LOST, main
+
+from .backfills import assert_filled, column, declare, declare_function, people
+from .job_server import JobServer
+
+
+@pytest.fixture
+def uri(tmp_path):
+    uri = str(tmp_path / "t.lance")
+    declare(people(uri), "n", "length(text) + id")
+    return uri
+
+
+@pytest.fixture
+def server(uri):
+    spec = {"job_type": "backfill_column", "table_id": ["t"], "location": uri, "request": {"column": "n"}}
+    server = JobServer(spec)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    token = tmp_path / "token"
+    token.write_text('{"launch_token": "launch", "api_key": "secret"}')
+    token.chmod(0o600)
+    monkeypatch.setenv("LANCE_JOB_TOKEN_FILE", str(token))
+
+
+def arguments(server, attempt=1):
+    return ["--job-id", "job", "--attempt", str(attempt), "--namespace", server.url]
+
+
+def claimed(server):
+    client = LanceClient(server.url)
+    return HeartbeatReporter(client, claim_job(client, "job", 1, "launch"))
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_job_from_claim_to_done(spark, launched, server, uri):
+    assert main(arguments(server)) == 0
+    assert_filled(uri)
+    assert server.claims == [{"job_id": "job", "attempt": 1, "launch_token": "launch"}]
+    assert server.headers[0]["x-api-key"] == "secret"
+    assert server.terminal["state"] == "DONE"
+    assert server.terminal["result"]["rows_assigned"] == 100
+    assert server.reports[-1]["progress"]["fragments_done"] == 10
+    assert any("Committed 10 fragments" in message for message in server.events)
+    numbers = [report["seq"] for report in server.reports]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_refused_claim_leaves_at_once(launched, server, uri):
+    assert main(arguments(server, attempt=2)) == EXIT_LOST
+    assert not server.reports
+    assert lance.dataset(uri).version == 2
+
+
+def test_a_bad_request_is_a_failure_that_is_not_retried(launched, server):
+    server.spec["request"] = {"column": "nope"}
+    assert main(arguments(server)) == EXIT_FAILED
+    failure = server.terminal["failure"]
+    assert (failure["phase"], failure["retryable"]) == ("validate", False)
+    assert "no column 'nope'" in failure["message"]
+
+
+def test_an_unknown_job_type_is_told(launched, server):
+    server.spec["job_type"] = "paint_the_house"
+    assert main(arguments(server)) == EXIT_FAILED
+    assert "paint_the_house" in server.terminal["failure"]["message"]
+
+
+def test_a_plan_is_a_job_with_a_plan_as_its_result(launched, server, uri):
+    assert main([*arguments(server), "--plan"]) == 0
+    assert server.terminal["result"]["plan"]["rows"] == 100
+    assert lance.dataset(uri).version == 2
+
+
+def test_cancel_stops_within_seconds_and_leaves_the_table_readable(spark, launched, server, tmp_path):
+    uri = str(tmp_path / "slow.lance")
+
+    def slow(number):
+        import time
+
+        time.sleep(0.05)
+        return number
+
+    declare_function(people(uri, rows=2000, per_fragment=100), slow, ["id"], {"n": pa.int64()})
+    server.spec |= {"location": uri, "request": {"column": "n", "commit_granularity": 1}}
+    answer = {}
+    thread = threading.Thread(target=lambda: answer.update(exit=main(arguments(server))))
+    thread.start()
+    until(lambda: any("Committed" in message for message in server.events), seconds=60)
+    server.cancel = True
+    started = time.monotonic()
+    until(lambda: server.terminal is not None)
+    assert time.monotonic() - started < 5
+    thread.join(timeout=20)
+    assert answer["exit"] == EXIT_CANCELLED
+    assert server.terminal["state"] == "CANCELLED"
+    filled = sum(value is not None for value in column(uri, "n").values())
+    assert server.terminal["result"]["rows_assigned"] == filled > 0
+
+
+def test_a_lost_claim_commits_nothing(spark, launched, server, uri, monkeypatch):
+    def lose(self):
+        server.lost = True
+        until(lambda: self._lost is not None)
+        self.check()
+
+    monkeypatch.setattr(HeartbeatReporter, "check_commit", lose)
+    assert main(arguments(server)) == EXIT_LOST
+    assert server.terminal is None
+    assert lance.dataset(uri).version == 2
+
+
+def test_heartbeats_renew_credentials_and_carry_progress(server):
+    with claimed(server) as reporter:
+        server.renewed_options = {"aws_session_token": "fresh"}
+        reporter.progress(Progress("compute", rows_done=7))
+        until(lambda: reporter.storage_options.get("aws_session_token") == "fresh")
+        until(lambda: server.reports and server.reports[-1]["progress"]["rows_done"] == 7)
+
+
+def test_events_are_sent_once_even_when_a_report_is_lost(server):
+    with claimed(server) as reporter:
+        server.down = True
+        reporter.event("one")
+        time.sleep(0.5)
+        server.down = False
+        reporter.event("two")
+        until(lambda: server.events == ["one", "two"])
+        assert reporter.finish(JobState.DONE, {})
+
+
+def test_no_commit_without_a_recent_renewal(server, monkeypatch):
+    monkeypatch.setattr(protocol, "RENEWED_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "SILENT_SECONDS", 1.5)
+    with claimed(server) as reporter:
+        reporter.check_commit()
+        server.down = True
+        time.sleep(0.7)
+        with pytest.raises(JobError, match="nothing more is committed") as caught:
+            reporter.check_commit()
+        assert caught.value.retryable
+
+
+def test_a_short_outage_only_delays_a_commit(server, monkeypatch):
+    monkeypatch.setattr(protocol, "RENEWED_SECONDS", 0.4)
+    with claimed(server) as reporter:
+        server.down = True
+        time.sleep(0.6)
+        threading.Timer(0.3, lambda: setattr(server, "down", False)).start()
+        reporter.check_commit()
+
+
+def test_the_last_word_is_repeated_until_heard(server):
+    with claimed(server) as reporter:
+        server.down = True
+        threading.Timer(0.6, lambda: setattr(server, "down", False)).start()
+        assert reporter.finish(JobState.DONE, {"rows_assigned": 1})
+    assert server.terminal["result"] == {"rows_assigned": 1}
+
+
+def test_cancel_and_loss_are_told_apart(server):
+    with claimed(server) as reporter:
+        server.cancel = True
+        with pytest.raises(JobCancelledError):
+            while True:
+                reporter.check()
+        server.lost = True
+        with pytest.raises(ClaimLostError):
+            while True:
+                reporter._send(None)
+                reporter.check()
+
+
+def test_credentials_come_from_a_file_or_the_environment_and_hide_in_reprs(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("bare-token\n")
+    assert read_launch_token({"LANCE_JOB_TOKEN_FILE": str(token)}) == {"launch_token": "bare-token"}
+    assert read_launch_token({"LANCE_JOB_TOKEN": "t", "LANCE_API_KEY": "k"}) == {"launch_token": "t", "api_key": "k"}
+    claim = protocol.Claim("job", "token-value", spec=None, storage_options={"secret": "hidden"})
+    assert "token-value" not in repr(claim)
+    assert "hidden" not in repr(claim)

@@ -1,0 +1,152 @@
+"""Other writers act between computing and committing; the result is that of a quiet run."""
+
+from __future__ import annotations
+
+import lance
+import pyarrow as pa
+import pytest
+
+from airflow_provider_lance.engine.context import JobError
+
+from .backfills import Interleaving, assert_filled, backfill, column, declare, declare_function, people
+
+
+@pytest.fixture
+def uri(tmp_path):
+    uri = str(tmp_path / "t.lance")
+    declare(people(uri), "n", "length(text) + id")
+    return uri
+
+
+def append(uri, first=1000):
+    rows = pa.table({"id": pa.array(range(first, first + 5)), "text": ["new"] * 5})
+    lance.write_dataset(rows, uri, mode="append")
+
+
+def test_append_meanwhile_is_left_for_the_next_run(spark, uri):
+    result = backfill(spark, uri, "n", reporter=Interleaving(lambda: append(uri)))
+    assert (result["rows_assigned"], result["rows_remaining"], result["rounds"]) == (100, 5, 1)
+    assert backfill(spark, uri, "n")["rows_assigned"] == 5
+    assert_filled(uri)
+
+
+def test_delete_meanwhile_does_not_matter(spark, uri):
+    result = backfill(spark, uri, "n", reporter=Interleaving(lambda: lance.dataset(uri).delete("id % 10 = 3")))
+    assert (result["rounds"], result["rows_remaining"], result["fragments"]) == (1, 0, 10)
+    assert_filled(uri)
+
+
+def test_update_meanwhile_costs_only_the_rows_it_moved(spark, uri):
+    def update():
+        lance.dataset(uri).update({"text": "'longer than before'"}, where="id = 33 or id = 58")
+
+    result = backfill(spark, uri, "n", reporter=Interleaving(update))
+    assert (result["rounds"], result["rows_remaining"]) == (2, 0)
+    # The two fragments keep their column files, computed from the same inputs; only the moved rows are new.
+    assert result["rows_computed"] == 102
+    assert_filled(uri)
+
+
+def test_compaction_meanwhile_recomputes_what_it_rewrote(spark, uri):
+    def compact():
+        lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=50)
+
+    result = backfill(spark, uri, "n", reporter=Interleaving(compact))
+    assert (result["rounds"], result["rows_remaining"]) == (2, 0)
+    assert_filled(uri)
+
+
+def test_compaction_between_two_commits_keeps_what_was_committed(spark, uri):
+    def compact():
+        lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=50)
+
+    result = backfill(spark, uri, "n", commit_granularity=5, reporter=Interleaving(lambda: None, compact))
+    assert result["rows_remaining"] == 0
+    assert_filled(uri)
+
+
+def test_another_columns_backfill_meanwhile(spark, uri):
+    declare(lance.dataset(uri), "m", "id * 2")
+    result = backfill(spark, uri, "n", reporter=Interleaving(lambda: backfill(spark, uri, "m")))
+    assert (result["rounds"], result["rows_remaining"]) == (1, 0)
+    assert_filled(uri)
+    assert_filled(uri, "m", lambda row: row["id"] * 2)
+
+
+def test_a_backfill_of_the_input_meanwhile_leaves_stale_rows_and_says_so(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    dataset = people(uri)
+    declare(dataset, "m", "id * 2")
+    declare(lance.dataset(uri), "n", "coalesce(m, -1)")
+    result = backfill(spark, uri, "n", reporter=Interleaving(lambda: backfill(spark, uri, "m")))
+    assert result["rows_remaining"] == 100
+    assert backfill(spark, uri, "n")["rows_assigned"] == 100
+    assert_filled(uri, "n", lambda row: row["id"] * 2)
+
+
+def test_a_second_driver_of_the_same_column_is_fenced(spark, uri):
+    other = {}
+    reporter = Interleaving(lambda: other.update(backfill(spark, uri, "n", job_id="second")))
+    result = backfill(spark, uri, "n", job_id="first", reporter=reporter)
+    assert other["rows_assigned"] == 100
+    # The first driver's commit was refused; it finds everything fresh and ends without doing it twice.
+    assert (result["rows_assigned"], result["rows_remaining"]) == (0, 0)
+    assert_filled(uri)
+
+
+def test_one_conflicting_fragment_does_not_hold_up_its_group(spark, uri):
+    def update():
+        lance.dataset(uri).update({"text": "'changed'"}, where="id = 33")
+
+    reporter = Interleaving(update)
+    backfill(spark, uri, "n", reporter=reporter)
+    assert "Committed 9 fragments" in " ".join(event["message"] for event in reporter.events)
+    assert_filled(uri)
+
+
+def test_with_a_read_version_conflicting_fragments_are_left(spark, uri):
+    def writers():
+        lance.dataset(uri).update({"text": "'changed'"}, where="id = 33")
+        lance.dataset(uri).delete("id = 70")
+
+    result = backfill(spark, uri, "n", read_version=2, reporter=Interleaving(writers))
+    assert (result["rows_assigned"], result["rounds"]) == (90, 1)
+    assert result["rows_remaining"] == 10
+    assert all(value is None for key, value in column(uri, "n").items() if 30 <= key < 40)
+    backfill(spark, uri, "n")
+    assert_filled(uri)
+
+
+def test_a_writer_that_never_stops_is_not_chased_forever(spark, uri):
+    def update():
+        lance.dataset(uri).update({"text": "'again'"}, where="id % 10 = 1")
+
+    with pytest.raises(JobError, match="Other writers changed the same fragments") as caught:
+        backfill(spark, uri, "n", reporter=Interleaving(*[update] * 100))
+    assert caught.value.retryable
+    backfill(spark, uri, "n")
+    assert_filled(uri)
+
+
+def test_where_run_with_conflicts_fills_exactly_its_rows(spark, uri):
+    def writers():
+        lance.dataset(uri).update({"text": "'changed'"}, where="id = 33")
+        lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=40)
+
+    backfill(spark, uri, "n", where="id % 2 = 1", reporter=Interleaving(writers))
+    rows = lance.dataset(uri).to_table().to_pylist()
+    assert all((row["n"] is None) == (row["id"] % 2 == 0 or row["text"] is None) for row in rows)
+
+
+def test_interleaved_writers_with_a_function_and_parts(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    declare_function(people(uri, rows=90, per_fragment=30), lambda i: i * 3, ["id"], {"n": pa.int64()})
+
+    def writers():
+        lance.dataset(uri).update({"id": "id + 1000"}, where="id = 33")
+        lance.dataset(uri).delete("id = 5")
+        append(uri)
+
+    backfill(spark, uri, "n", task_size=8, checkpoint_size=3, reporter=Interleaving(writers))
+    backfill(spark, uri, "n")
+    assert_filled(uri, rule=lambda row: row["id"] * 3)

@@ -1,0 +1,169 @@
+"""Drivers and workers are killed with SIGKILL; the next attempt computes what is missing and commits nothing twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+from .backfills import assert_filled, backfill, declare, declare_function, people
+from .drivers import start_spec
+
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture
+def uri(tmp_path):
+    uri = str(tmp_path / "t.lance")
+    declare(people(uri), "n", "length(text) + id")
+    return uri
+
+
+def commits(uri: str, job_id: str) -> list[int]:
+    """The fragments each commit of a job filled, one after the other."""
+    dataset = lance.dataset(uri)
+    filled: list[int] = []
+    for version in range(2, dataset.version + 1):
+        transaction = dataset.read_transaction(version)
+        if (transaction.transaction_properties or {}).get("job_id") == job_id:
+            filled += [group.fragment_id for group in transaction.operation.replacements]
+    return filled
+
+
+def assert_nothing_left(uri: str) -> None:
+    """No journal, no part, and no data file that the table does not use."""
+    assert [path.name for path in Path(uri, "_backfill").rglob("*") if path.is_file()] == ["fresh.json"]
+    used = {file.path for fragment in lance.dataset(uri).get_fragments() for file in fragment.data_files()}
+    assert {path.name for path in Path(uri, "data").glob("*.lance")} == used
+
+
+def kill_and_resume(spark, tmp_path, uri, fault, **request):
+    request = {"commit_granularity": 2, "checkpoint_size": 1, **request}
+    driver = start_spec(tmp_path, uri, "n", job_id="job", fault=fault, **request)
+    assert driver.wait() == KILLED, driver.log.read_text()[-3000:]
+    lance.dataset(uri).to_table()  # the table is readable whatever happened
+    result = backfill(spark, uri, "n", job_id="job", **request)
+    assert_filled(uri)
+    assert result["rows_assigned"] == 100
+    assert result["rows_remaining"] == 0
+    assert sorted(commits(uri, "job")) == list(range(10))
+    assert_nothing_left(uri)
+    return result
+
+
+def test_killed_before_its_second_commit(spark, tmp_path, uri):
+    # One task, and every fragment of it durable when it ends: nothing is computed again.
+    result = kill_and_resume(spark, tmp_path, uri, "before-commit:2", concurrency=1)
+    assert (result["rows_computed"], result["tasks"]) == (0, 0)
+
+
+def test_killed_right_after_a_commit(spark, tmp_path, uri):
+    result = kill_and_resume(spark, tmp_path, uri, "after-commit:2", concurrency=1)
+    assert result["rows_computed"] == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["after-commit:5", "record-saved", "before-commit"])
+def test_killed_elsewhere(spark, tmp_path, uri, fault):
+    kill_and_resume(spark, tmp_path, uri, fault)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["after-commit:2", "before-commit:3"])
+def test_a_where_run_is_continued_and_not_repeated(spark, tmp_path, uri, fault):
+    where = "id >= 0"
+    result = kill_and_resume(spark, tmp_path, uri, fault, where=where)
+    assert result["rows_assigned"] == 100
+
+
+def test_workers_killed_at_every_point_of_a_task(tmp_path, uri):
+    points = ["task-start", "part-durable", "fragment-durable", "file-start", "file-written"]
+    fault = ",".join(f"{point}:once:{tmp_path / point}" for point in points)
+    driver = start_spec(tmp_path, uri, "n", job_id="job", fault=fault, checkpoint_size=3, task_size=6)
+    assert driver.wait() == 0, driver.log.read_text()[-3000:]
+    assert all((tmp_path / point).exists() for point in points)
+    assert driver.answer()["result"]["rows_assigned"] == 100
+    assert_filled(uri)
+    assert_nothing_left(uri)
+
+
+def test_the_whole_job_killed_while_it_computes(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    calls = tmp_path / "calls"
+
+    def slow(number):
+        time.sleep(0.02)
+        with open(calls, "a") as file:
+            file.write(f"{number}\n")
+        return number * 3
+
+    declare_function(people(uri, rows=400, per_fragment=200), slow, ["id"], {"n": pa.int64()})
+    driver = start_spec(tmp_path, uri, "n", job_id="job", checkpoint_size=20)
+    folder = Path(uri, "_backfill")
+    deadline = time.monotonic() + 60
+    while len(list(folder.rglob("part-*"))) < 6:
+        assert time.monotonic() < deadline, driver.log.read_text()[-3000:]
+        assert driver.process.poll() is None, driver.log.read_text()[-3000:]
+        time.sleep(0.05)
+    driver.kill()
+    _wait_until_quiet(calls)
+    durable = sum(_rows(path) for path in folder.rglob("part-*.lance"))
+    calls.unlink()
+    result = backfill(spark, uri, "n", job_id="job", checkpoint_size=20)
+    assert durable >= 120
+    assert result["rows_computed"] == 400 - durable == len(calls.read_text().split())
+    assert_filled(uri, rule=lambda row: row["id"] * 3)
+    assert_nothing_left(uri)
+
+
+def _wait_until_quiet(calls: Path) -> None:
+    """Python workers outlive their JVM by the row they are at: they are in a process group of their own."""
+    size = -1
+    while size != (size := calls.stat().st_size):
+        time.sleep(0.5)
+
+
+def _rows(path: Path) -> int:
+    from lance.file import LanceFileReader
+
+    try:
+        return LanceFileReader(str(path)).num_rows()
+    except OSError:  # a temporary name: the file was being written when the worker died
+        return 0
+
+
+def test_another_job_inherits_the_work_of_a_dead_one(spark, tmp_path, uri):
+    driver = start_spec(tmp_path, uri, "n", job_id="dead", fault="before-commit", checkpoint_size=1, concurrency=1)
+    assert driver.wait() == KILLED
+    result = backfill(spark, uri, "n", job_id="alive")
+    assert (result["rows_computed"], result["rows_assigned"]) == (0, 100)
+    assert_filled(uri)
+    assert not list(Path(uri, "_backfill").rglob("journal-*"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_at_any_moment(spark, tmp_path, seed):
+    import random
+
+    uri = str(tmp_path / "t.lance")
+
+    def slow(number):
+        time.sleep(0.002)
+        return number * 3
+
+    declare_function(people(uri, rows=2000, per_fragment=250), slow, ["id"], {"n": pa.int64()})
+    generator = random.Random(seed)
+    for _ in range(3):
+        driver = start_spec(tmp_path, uri, "n", job_id="job", checkpoint_size=50, commit_granularity=1, task_size=120)
+        time.sleep(generator.uniform(5, 12))
+        driver.kill()
+        lance.dataset(uri).to_table()
+    result = backfill(spark, uri, "n", job_id="job")
+    assert result["rows_remaining"] == 0
+    assert sorted(set(commits(uri, "job"))) == sorted(commits(uri, "job"))
+    assert_filled(uri, rule=lambda row: row["id"] * 3)
