@@ -50,9 +50,10 @@ async def naive(job_id: str, settings: Any) -> float:
     from airflow_provider_lance.api.wire import AsyncWire
 
     async with AsyncWire(settings) as wire:
-        while not (await wire.job(job_id)).state.terminal:
+        while True:
+            if (await wire.job(job_id)).state.terminal:
+                return time.time()
             await asyncio.sleep(INTERVAL)
-    return time.time()
 
 
 async def shared(job_id: str) -> float:

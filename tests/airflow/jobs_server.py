@@ -156,10 +156,10 @@ class JobsServer:
             if self.broken:
                 status = self.broken.pop(0)
                 return status, {"error": f"broken on purpose ({status})", "code": 17 if status == 503 else 18}
-            if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
+            lowered = {name.lower(): value for name, value in headers.items()}
+            if self.token is not None and lowered.get("authorization") != f"Bearer {self.token}":
                 return 401, {"error": "who are you", "code": 16}
             parts = path.strip("/").split("/")
-            lowered = {name.lower(): value for name, value in headers.items()}
             if parts[1] == "jobs":
                 return self._jobs(parts[2], body)
             if parts[1:2] == ["table"] and parts[3:] == ["backfill_column"]:

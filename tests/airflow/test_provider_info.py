@@ -68,7 +68,7 @@ def test_airflow_knows_the_provider(airflow_home: Path):
     assert hook.hook_name == "Lance Namespace"
     assert "lance" in manager.asset_uri_handlers
     assert "airflow_provider_lance.links.job.LanceJobLink" in manager.extra_links_class_names
-    assert any(name == "lance" for name, _ in [(entry.name, entry) for entry in manager.taskflow_decorators] or [])
+    assert "lance" in dict(manager.taskflow_decorators)
 
 
 def test_the_form_has_every_extra(airflow_home: Path):
