@@ -21,8 +21,8 @@ class LanceTableCheckOperator(LanceBaseOperator):
     :param table_id: the table. (templated)
     :param min_rows: at least so many rows. (templated)
     :param max_rows: at most so many rows. (templated)
-    :param not_null: columns without a null value; or column → the most nulls allowed, a count (``10``) or a share of
-        the rows (``0.01``). (templated)
+    :param not_null: columns whose nulls are counted; or column → how many it may have. (templated)
+    :param max_nulls: how many each of them may have, a count (``10``) or a share of the rows (``0.01``). (templated)
     :param predicate: an SQL predicate that every row must satisfy. A row for which it is null does not. (templated)
     :param version: of the table to check, its newest by default. (templated)
     :param branch: of the table. (templated)
@@ -36,6 +36,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         "min_rows",
         "max_rows",
         "not_null",
+        "max_nulls",
         "predicate",
         "version",
         "branch",
@@ -49,6 +50,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         min_rows: int | None = None,
         max_rows: int | None = None,
         not_null: Sequence[str] | Mapping[str, float] = (),
+        max_nulls: float | str = 0,
         predicate: str | None = None,
         version: int | str | None = None,
         branch: str | None = None,
@@ -62,6 +64,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         self.min_rows = min_rows
         self.max_rows = max_rows
         self.not_null = not_null
+        self.max_nulls = max_nulls
         self.predicate = predicate
         self.version = version
         self.branch = branch
@@ -81,7 +84,8 @@ class LanceTableCheckOperator(LanceBaseOperator):
             return int(self.answer("count_table_rows", {**at, "predicate": predicate})["count"])
 
         rows = count()
-        limits = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, 0)
+        allowed = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, self.max_nulls)
+        limits = {column: float(limit) for column, limit in allowed.items()}  # a rendered template is text
         nulls = {column: count(f"{column} IS NULL") for column in limits}
         violations = rows - count(self.predicate) if self.predicate else None
         problems = []

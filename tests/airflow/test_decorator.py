@@ -81,9 +81,8 @@ def test_nothing_is_staged_where_a_write_would_be_published(tables: str):
 
 
 def test_the_namespace_parameter_must_be_keyword_only(new_dag: Callable[..., Any]):
+    @lance_task
+    def wrong(namespace: Any) -> None: ...
+
     with new_dag(), pytest.raises(ValueError, match="keyword-only parameter `namespace`"):
-
-        @lance_task
-        def wrong(namespace: Any) -> None: ...
-
         wrong()
