@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
+
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.materialized_view import (
     LanceCreateMaterializedViewOperator,

@@ -20,6 +20,7 @@ from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings
 from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
@@ -192,7 +193,7 @@ class LanceNamespaceHook(BaseHook):
 
     def current_version(self, table_id: list[str], branch: str | None = None) -> int | None:
         """A table's newest version; ``None`` for a table that was only declared."""
-        answer = self.call("describe_table", {"id": table_id, "branch": branch})
+        answer = self.call("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
         version = answer.get("version")
         return int(version) if version is not None else None
 

@@ -36,6 +36,12 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema(fields)
 
 
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
 def _type(text: str, column: str) -> pa.DataType:
     import pyarrow as pa
 

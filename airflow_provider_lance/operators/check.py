@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -20,8 +21,8 @@ class LanceTableCheckOperator(LanceBaseOperator):
     :param table_id: the table. (templated)
     :param min_rows: at least so many rows. (templated)
     :param max_rows: at most so many rows. (templated)
-    :param not_null: columns without a null value; or column → the most nulls allowed, a count (``10``) or a share of
-        the rows (``0.01``). (templated)
+    :param not_null: columns whose nulls are counted; or column → how many it may have. (templated)
+    :param max_nulls: how many each of them may have, a count (``10``) or a share of the rows (``0.01``). (templated)
     :param predicate: an SQL predicate that every row must satisfy. A row for which it is null does not. (templated)
     :param version: of the table to check, its newest by default. (templated)
     :param branch: of the table. (templated)
@@ -35,6 +36,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         "min_rows",
         "max_rows",
         "not_null",
+        "max_nulls",
         "predicate",
         "version",
         "branch",
@@ -48,6 +50,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         min_rows: int | None = None,
         max_rows: int | None = None,
         not_null: Sequence[str] | Mapping[str, float] = (),
+        max_nulls: float | str = 0,
         predicate: str | None = None,
         version: int | str | None = None,
         branch: str | None = None,
@@ -61,6 +64,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         self.min_rows = min_rows
         self.max_rows = max_rows
         self.not_null = not_null
+        self.max_nulls = max_nulls
         self.predicate = predicate
         self.version = version
         self.branch = branch
@@ -71,14 +75,17 @@ class LanceTableCheckOperator(LanceBaseOperator):
         version = self.version
         if version in (None, "", "None", "latest"):
             # One version for all figures, whoever writes meanwhile.
-            version = self.answer("describe_table", {"id": table_id, "branch": self.branch}).get("version")
+            version = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION}).get(
+                "version"
+            )
         at = {"id": table_id, "version": int(version) if version is not None else None, "branch": self.branch}
 
         def count(predicate: str | None = None) -> int:
             return int(self.answer("count_table_rows", {**at, "predicate": predicate})["count"])
 
         rows = count()
-        limits = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, 0)
+        allowed = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, self.max_nulls)
+        limits = {column: float(limit) for column, limit in allowed.items()}  # a rendered template is text
         nulls = {column: count(f"{column} IS NULL") for column in limits}
         violations = rows - count(self.predicate) if self.predicate else None
         problems = []

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.assets.lance import SCHEME, table_of
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.triggers.position import WITH_VERSION
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\"[^\"]+\"")
 
@@ -146,6 +147,6 @@ def _authority(hook: LanceNamespaceHook, outlets: Iterable[Any]) -> str:
 
 
 def _schema(hook: LanceNamespaceHook, table_id: list[str]) -> dict[str, Any]:
-    described = hook.call("describe_table", {"id": table_id, "load_detailed_metadata": True})
+    described = hook.call("describe_table", {"id": table_id, **WITH_VERSION})
     schema = described.get("schema") or described.get("var_schema")
     return schema if isinstance(schema, dict) else {}

@@ -174,8 +174,15 @@ class LanceJobOperator(LanceBaseOperator):
             raise
         return self._complete(context, submitted, event)
 
-    def execute_complete(self, context: Context, event: Event, submitted: dict[str, Any]) -> dict[str, Any]:
+    def execute_complete(
+        self, context: Context, event: Event, submitted: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Where a deferred task goes on."""
+        if submitted is None:  # ``dag.test()`` resumes with the event alone
+            store = context.get("task_state_store")
+            saved = store.get(STATE_KEY) if store is not None else None
+            owned = not isinstance(saved, dict) or saved.get("job_id") == event["job_id"]
+            submitted = asdict(self._bound(event["job_id"], self.parse_id(self.table_id), owned=owned))
         self._submitted = Submitted(**submitted)
         return self._complete(context, self._submitted, event)
 

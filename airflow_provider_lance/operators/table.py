@@ -9,6 +9,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
+from airflow_provider_lance.operators.udf import UdfColumn
+from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -60,7 +62,7 @@ class LanceCreateEmptyTableOperator(_TableOperator):
         )
         created = answer is not None
         if answer is None:
-            answer = self.answer("describe_table", {"id": table_id})
+            answer = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "created": created, **_kept(answer, "location", "properties", "version")}
 
@@ -109,7 +111,7 @@ class LanceCreateTableOperator(_TableOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
         if self.if_exists == "skip":
-            described = self.call("describe_table", {"id": table_id}, tolerate=(_NO_TABLE,)) or {}
+            described = self.call("describe_table", {"id": table_id, **WITH_VERSION}, tolerate=(_NO_TABLE,)) or {}
             if described.get("version") is not None:  # one that was only declared may still be created
                 self.log.info("The table is there already (if_exists=skip).")
                 return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
@@ -121,11 +123,12 @@ class LanceCreateTableOperator(_TableOperator):
         return {"table_id": table_id, "created": True, **_kept(answer, "version", "location")}
 
     def _arrow(self) -> Any:
-        from airflow_provider_lance.operators.arrow import arrow_schema, read_path
+        from airflow_provider_lance.operators.arrow import arrow_schema, empty_batch, read_path
 
         try:
             if self.schema is not None:
-                return arrow_schema(self.schema)
+                # One batch without rows: pylance's server takes a stream without any for missing data.
+                return empty_batch(arrow_schema(self.schema))
             if self.path is not None:
                 return read_path(self.path, self.file_format)
         except (ValueError, OSError) as error:
@@ -144,8 +147,8 @@ class LanceAddColumnsOperator(_TableOperator):
     :param table_id: the table. (templated)
     :param expressions: name → SQL expression; the values are written now. (templated)
     :param computed: name → SQL expression; the rule is declared, a backfill computes the values. (templated)
-    :param virtual: name → a virtual column's entry (``input_columns``, ``outputs``, ``udf`` …), for Python UDFs;
-        :func:`airflow_provider_lance.operators.udf.udf_column` makes one from a function. (templated)
+    :param virtual: name → a :class:`~airflow_provider_lance.operators.udf.UdfColumn`, or the request's own entry
+        (``input_columns``, ``outputs``, ``udf`` …), for Python functions; a backfill computes the values. (templated)
     :param branch: of the table. (templated)
     :param if_exists: for columns that are there already: ``fail``, or ``skip`` those.
     :return: ``{"table_id", "version", "added"}``.
@@ -158,7 +161,7 @@ class LanceAddColumnsOperator(_TableOperator):
         *,
         expressions: Mapping[str, str] | None = None,
         computed: Mapping[str, str] | None = None,
-        virtual: Mapping[str, Mapping[str, Any]] | None = None,
+        virtual: Mapping[str, UdfColumn | Mapping[str, Any]] | None = None,
         branch: str | None = None,
         if_exists: Literal["fail", "skip"] = "fail",
         **kwargs: Any,
@@ -175,7 +178,7 @@ class LanceAddColumnsOperator(_TableOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
         columns: list[dict[str, Any]] = [
-            {"name": name, kind: rule}
+            {"name": name, kind: rule.entry(name) if isinstance(rule, UdfColumn) else rule}
             for kind, rules in (
                 ("expression", self.expressions),
                 ("computed", self.computed),
@@ -184,7 +187,7 @@ class LanceAddColumnsOperator(_TableOperator):
             for name, rule in (rules or {}).items()
         ]
         if self.if_exists == "skip":
-            described = self.answer("describe_table", {"id": table_id, "load_detailed_metadata": True})
+            described = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
             there = {field["name"] for field in (described.get("schema") or {}).get("fields") or []}
             columns = [column for column in columns if column["name"] not in there]
             if not columns:

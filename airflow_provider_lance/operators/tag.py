@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -54,7 +55,7 @@ class _PointingOperator(_TagOperator):
         if given.isdigit():
             return int(given)
         if given == "latest":
-            answer = self.answer("describe_table", {"id": table_id, "branch": self.branch})
+            answer = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION})
             if answer.get("version") is None:
                 raise AirflowException(f"The table {'$'.join(table_id)} has no version yet: nothing was written to it.")
             return int(answer["version"])

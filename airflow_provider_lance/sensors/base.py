@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseSensorOperator, conf
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    BaseSensorOperator,
+    conf,
+)
 
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_NET_SECONDS = 60
 
 
 class LanceBaseSensor(BaseSensorOperator):
@@ -36,6 +49,30 @@ class LanceBaseSensor(BaseSensorOperator):
     @cached_property
     def hook(self) -> LanceNamespaceHook:
         return LanceNamespaceHook(self.lance_conn_id)
+
+    def first_look(self, context: Context) -> Any:
+        """A poke before deferring, with what ``soft_fail`` and ``never_fail`` say about its failure."""
+        try:
+            return self.poke(context)
+        except AirflowSkipException:
+            raise
+        except AirflowException as error:
+            if self.soft_fail or self.never_fail:
+                raise AirflowSkipException(str(error)) from error
+            raise
+
+    def wait_for(self, trigger: Any) -> None:
+        """Defer. The trigger keeps the sensor's own timeout; Airflow's is the net below it, a minute later."""
+        self.defer(
+            trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout + _NET_SECONDS)
+        )
+
+    @property
+    def deadline(self) -> float:
+        return time.time() + self.timeout
+
+    def timed_out(self) -> AirflowSensorTimeout:
+        return AirflowSensorTimeout(f"Sensor has timed out: nothing happened within {self.timeout:g} s.")
 
     @property
     def defers(self) -> bool:

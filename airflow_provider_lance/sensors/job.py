@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import PokeReturnValue
@@ -13,7 +12,7 @@ from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.result import job_failure, job_result, job_table, look, read_job_id
 from airflow_provider_lance.sensors.base import LanceBaseSensor
-from airflow_provider_lance.triggers.outcome import Event, Follower
+from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -38,19 +37,20 @@ class LanceJobSensor(LanceBaseSensor):
     def execute(self, context: Context) -> Any:
         job_id = read_job_id(self.job_id)
         LanceJobLink().push(context, self.hook.resolved.link(job_id))
-        if not self.defers or self.poke(context):
+        if not self.defers:
             return super().execute(context)
+        if found := self.first_look(context):
+            return found.xcom_value
         from airflow_provider_lance.triggers.job import LanceJobTrigger
 
-        self.defer(
-            trigger=LanceJobTrigger(
+        self.wait_for(
+            LanceJobTrigger(
                 job_id=job_id,
                 lance_conn_id=self.lance_conn_id,
+                deadline=self.deadline,
                 poll_interval=self.poke_interval if self.poke_interval != 60 else None,
                 cancel_on_kill=False,
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
+            )
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
@@ -67,6 +67,8 @@ class LanceJobSensor(LanceBaseSensor):
 
     def execute_complete(self, context: Context, event: Event) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
+        if event["state"] == TIMEOUT:
+            raise self.timed_out()
         seen = look(self.hook, event["job_id"])  # the event is small: what kind of job it was is asked for once more
         return self._end(event, seen if isinstance(seen, Job) else None)
 

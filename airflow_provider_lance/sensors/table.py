@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, PokeReturnValue
@@ -56,26 +55,29 @@ class _PlaceSensor(LanceBaseSensor):
         return PokeReturnValue(True, _found(place, version))
 
     def execute(self, context: Context) -> Any:
-        if not self.defers or self.poke(context):
+        if not self.defers:
             return super().execute(context)
+        if found := self.first_look(context):
+            return found.xcom_value
         from airflow_provider_lance.triggers.table import LanceTableTrigger
 
         place = self._place()
-        self.defer(
-            trigger=LanceTableTrigger(
+        self.wait_for(
+            LanceTableTrigger(
                 table_id=place.table_id,
                 lance_conn_id=self.lance_conn_id,
                 branch=place.branch,
                 tag=place.tag,
                 goal=asdict(self.goal()),
+                deadline=self.deadline,
                 poll_interval=self.poke_interval if self.poke_interval != 60 else None,
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
+            )
         )
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
+        if event.get("timeout"):
+            raise self.timed_out()
         if event.get("error"):
             raise AirflowException(f"Cannot look at {self._place().describe()} any longer: {event['error']}")
         return _found(self._place(), event.get("version"))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
 from airflow_provider_lance.api.jobs import Job, JobState
 
 TIMEOUT, LOST = "TIMEOUT", "LOST"
@@ -89,7 +89,9 @@ class Follower:
 
     def _error(self, error: WireError) -> Event | None:
         self._failed += 1
-        if self._failed <= self._errors and (error.transient or self._state is not None):
+        # Credentials may be rotated while a task waits; whoever submitted the job had good ones.
+        may_pass = error.transient or self._state is not None or error.code in {UNAUTHENTICATED, FORBIDDEN}
+        if self._failed <= self._errors and may_pass:
             self._log(f"Look {self._failed} of at most {self._errors} failed, will look again: {error}")
             return self.expired()
         return _event(self.job_id, LOST, _failure("wait", str(error), retryable=True))

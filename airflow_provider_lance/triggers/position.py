@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from airflow_provider_lance.api.errors import WireError
+
+#: Without it, pylance's namespaces describe a table without its version and schema.
+WITH_VERSION: Mapping[str, Any] = MappingProxyType({"load_detailed_metadata": True})
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Place:
     def request(self) -> tuple[str, dict[str, Any]]:
         if self.tag:
             return "get_table_tag_version", {"id": self.table_id, "tag": self.tag}
-        return "describe_table", {"id": self.table_id, "branch": self.branch}
+        return "describe_table", {"id": self.table_id, "branch": self.branch, **WITH_VERSION}
 
     def read(self, answer: Mapping[str, Any]) -> int | None:
         """The version; ``None`` for a table without one (it was only declared)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -43,6 +44,7 @@ class LanceTableTrigger(BaseEventTrigger):
     :param branch: of the table; its main branch by default.
     :param tag: watch this tag instead.
     :param goal: end at this goal, with one event (what the sensors use).
+    :param deadline: of the goal, in seconds since the epoch.
     :param poll_interval: seconds between looks; the configuration's when ``None``.
     """
 
@@ -54,6 +56,7 @@ class LanceTableTrigger(BaseEventTrigger):
         branch: str | None = None,
         tag: str | None = None,
         goal: dict[str, Any] | None = None,
+        deadline: float | None = None,
         poll_interval: float | None = None,
     ) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class LanceTableTrigger(BaseEventTrigger):
         self.branch = branch
         self.tag = tag
         self.goal = goal
+        self.deadline = deadline
         self.poll_interval = poll_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -73,6 +77,7 @@ class LanceTableTrigger(BaseEventTrigger):
                 "branch": self.branch,
                 "tag": self.tag,
                 "goal": self.goal,
+                "deadline": self.deadline,
                 "poll_interval": self.poll_interval,
             },
         )
@@ -110,7 +115,13 @@ class LanceTableTrigger(BaseEventTrigger):
                     if goal.reached(present, version):
                         yield TriggerEvent(_payload(place, version, None))
                         return
-                    await asyncio.sleep(_jittered(interval))
+                    pause = _jittered(interval)
+                    if self.deadline is not None:
+                        pause = min(pause, max(0.0, self.deadline - time.time()))
+                        if not pause:
+                            yield TriggerEvent({"timeout": True})
+                            return
+                    await asyncio.sleep(pause)
             known = await self._recall(place)
             while True:
                 _, version = await _look(poller, place)
