@@ -132,8 +132,11 @@ class Catalog:
         with contextlib.suppress(TableNotFoundError):  # hidden already
             _invoke(self._bare, "deregister_table", model("DeregisterTableRequest")(id=[name]))
 
-    def locate(self, table_id: list[str], *, check_declared: bool = False) -> TablePlace:
-        """Where a table is; ``TableNotFoundError`` if there is none of that name."""
+    def locate(self, table_id: list[str], *, check_declared: bool = False, properties: bool = False) -> TablePlace:
+        """Where a table is; ``TableNotFoundError`` if there is none of that name.
+
+        Whether it is only declared and, at the root, its properties cost a look of their own: ask for them.
+        """
         request = model("DescribeTableRequest")(id=table_id, check_declared=check_declared)
         try:
             found = _invoke(self._directory, "describe_table", request)
@@ -141,8 +144,8 @@ class Catalog:
             if len(table_id) != 1:
                 raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
             found = None
-        properties = dict(found.properties or {}) if found is not None else {}
-        if len(table_id) == 1 and (found is None or found.properties is None):
+        known = dict(found.properties or {}) if found is not None else {}
+        if len(table_id) == 1 and (found is None or (properties and found.properties is None)):
             try:
                 listed = _invoke(self._listed, "describe_table", request)
             except TableNotFoundError:
@@ -150,15 +153,15 @@ class Catalog:
                     raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
             else:
                 found = found or listed
-                properties = dict(listed.properties or {})
+                known = dict(listed.properties or {})
         return TablePlace(
-            tuple(table_id), plain_location(found.location), properties, only_declared=bool(found.is_only_declared)
+            tuple(table_id), plain_location(found.location), known, only_declared=bool(found.is_only_declared)
         )
 
     def find(self, table_id: list[str]) -> TablePlace | None:
-        """The same, or None; tells whether the table is only declared."""
+        """The same with everything there is to know, or None."""
         try:
-            return self.locate(table_id, check_declared=True)
+            return self.locate(table_id, check_declared=True, properties=True)
         except TableNotFoundError:
             return None
 

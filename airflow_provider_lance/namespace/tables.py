@@ -75,7 +75,7 @@ class Tables:
         return model("CreateEmptyTableResponse")(location=place.location, properties=place.properties)
 
     def describe_table(self, request: Any) -> Any:
-        place = self._catalog.locate(request.id, check_declared=True)
+        place = self._catalog.locate(request.id, check_declared=True, properties=True)
         answer = model("DescribeTableResponse")(
             table=request.id[-1],
             namespace=request.id[:-1],
@@ -147,13 +147,13 @@ class Tables:
             raise InvalidInputError(f"{directory!r} is the table {found.name}; rename that, or deregister it first.")
 
     def deregister_table(self, request: Any) -> Any:
-        place = self._catalog.locate(request.id, check_declared=True)
+        place = self._catalog.locate(request.id, check_declared=True, properties=True)
         self._before_move(list(request.id))
         self._remove(place) if place.only_declared else self._catalog.forget(request.id)
         return model("DeregisterTableResponse")(id=request.id, location=place.location, properties=place.properties)
 
     def drop_table(self, request: Any) -> Any:
-        place = self._catalog.locate(request.id, check_declared=True)
+        place = self._catalog.locate(request.id, check_declared=True, properties=True)
         self._before_move(list(request.id))
         self._remove(place)
         return model("DropTableResponse")(id=request.id, location=place.location, properties=place.properties)
@@ -166,7 +166,7 @@ class Tables:
 
     def rename_table(self, request: Any) -> Any:
         """Move the table's directory to its new name; on object stores there is no such move."""
-        old = self._catalog.locate(request.id, check_declared=True)
+        old = self._catalog.locate(request.id, check_declared=True, properties=True)
         parent = request.id[:-1] if request.new_namespace_id is None else request.new_namespace_id
         new_id = [*check_identifier(parent, "namespace"), *table_identifier([request.new_table_name])]
         if not self._catalog.is_local:

@@ -297,6 +297,12 @@ class TestNamespaces:
         assert namespace.describe_namespace({"id": ["team"]}).properties == {"a": "3"}
         assert namespace.list_tables({"id": ["team"]}).tables == []
 
+    @pytest.mark.parametrize("mode", ["create", "exist_ok", "overwrite"])
+    def test_a_tables_name_is_taken(self, namespace: SparkNamespace, mode: str) -> None:
+        with pytest.raises(NamespaceAlreadyExistsError):
+            namespace.create_namespace({"id": ["people"], "mode": mode})
+        assert namespace.count_table_rows({"id": ["people"]}).count == 3
+
     def test_drop_modes(self, namespace: SparkNamespace) -> None:
         namespace.drop_namespace({"id": ["none"], "mode": "Skip"})
         with pytest.raises(NamespaceNotFoundError):
