@@ -35,7 +35,7 @@ from airflow_provider_lance.api.models import (
 from airflow_provider_lance.namespace.config import ConfigError, ServerConfig
 from airflow_provider_lance.namespace.database import Database, now_ms
 from airflow_provider_lance.namespace.events import event_stream
-from airflow_provider_lance.namespace.executions import Executions, hash_token
+from airflow_provider_lance.namespace.executions import Executions, claim_token_of, hash_token
 from airflow_provider_lance.namespace.launcher import Launcher
 from airflow_provider_lance.namespace.registry import EXTERNAL, JobFilter, NewJob, Registry, Timings
 from airflow_provider_lance.namespace.submission import JobSubmission
@@ -195,8 +195,12 @@ class JobsService:
     def knows_launch_token(self, job_id: str, token: str) -> bool:
         """Whether this is the token given to the driver launched for the job's current attempt."""
         row = self.find(job_id)
-        if row is None or row.launch_hash is None:
+        if row is None:
             return False
+        if row.launch_hash is None:
+            # An external job: who claimed it with a key may hand that very claim on to a driver, which has no key.
+            claim = hash_token(claim_token_of(token, job_id, row.attempt))
+            return row.claim_hash is not None and hmac.compare_digest(row.claim_hash, claim)
         return hmac.compare_digest(row.launch_hash, hash_token(token))
 
     def report_job(self, request: dict[str, Any]) -> dict[str, Any]:
