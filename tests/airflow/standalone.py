@@ -82,7 +82,7 @@ class Standalone:
     def __enter__(self) -> Standalone:
         try:
             self.start("standalone")
-            eventually(self._ready, 150, "the API to answer")
+            eventually(self._ready, 240, "the API to answer")
         except BaseException:
             self.__exit__()
             raise
@@ -146,7 +146,7 @@ class Standalone:
         def known() -> bool:
             return self._http.get(f"/api/v2/dags/{dag_id}").status_code == 200
 
-        eventually(known, 90, f"the DAG {dag_id} to be parsed")
+        eventually(known, 180, f"the DAG {dag_id} to be parsed")
         run = self._http.post(f"/api/v2/dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": conf})
         assert run.status_code == 200, run.text
         return str(run.json()["dag_run_id"])
@@ -161,7 +161,7 @@ class Standalone:
     def state(self, dag_id: str, run_id: str, task_id: str) -> str:
         return str(self.instance(dag_id, run_id, task_id)["state"])
 
-    def wait_state(self, dag_id: str, run_id: str, task_id: str, state: str, seconds: float = 60) -> None:
+    def wait_state(self, dag_id: str, run_id: str, task_id: str, state: str, seconds: float = 120) -> None:
         def reached() -> bool:
             return self.state(dag_id, run_id, task_id) == state
 

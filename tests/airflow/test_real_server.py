@@ -109,7 +109,10 @@ class TestExamples:
         assert run.task_state("check") == "failed"
 
     def test_spark_submit_executes_the_job(self, run_dag: Callable[..., Any], real: RealServer):
-        run = run_dag(example("lance_spark_submit"))
+        dag = example("lance_spark_submit")
+        # ``dag.test`` runs one task after the other; the sensor must not come before what it waits for.
+        dag.get_task("execute") >> dag.get_task("watch")
+        run = run_dag(dag)
         assert run.task_state("submit") == "success"
         assert run.task_state("execute") == "success"
         assert run.task_state("watch") == "success"

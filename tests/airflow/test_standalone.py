@@ -14,7 +14,7 @@ from tests.airflow.conftest import rest_connection
 from tests.airflow.jobs_server import FakeJob, JobsServer
 from tests.airflow.standalone import Standalone, eventually
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(900)]
 
 DAGS = """
 from datetime import timedelta
@@ -61,7 +61,7 @@ def airflow(server: JobsServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def next_job(server: JobsServer, known: int) -> FakeJob:
     """The job submitted after so many others."""
-    return server.wait_for(lambda it: len(it.jobs) > known and list(it.jobs.values())[known], 90)
+    return server.wait_for(lambda it: len(it.jobs) > known and list(it.jobs.values())[known], 180)
 
 
 def test_a_deferred_task_shows_its_job_and_returns_its_result(airflow: Standalone, server: JobsServer):
@@ -84,7 +84,7 @@ def test_marking_a_deferred_task_failed_cancels_its_job(airflow: Standalone, ser
     airflow.wait_state("deferred", run, "fill", "deferred")
     eventually(lambda: any(job.job_id in body.get("job_ids", []) for _, _, body in server.requests), 30, "a look")
     airflow.mark("deferred", run, "fill", "failed")
-    server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 30)
+    server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
 def test_marking_a_running_task_failed_cancels_its_job(airflow: Standalone, server: JobsServer):
@@ -93,7 +93,7 @@ def test_marking_a_running_task_failed_cancels_its_job(airflow: Standalone, serv
     job = next_job(server, known)
     airflow.wait_state("on_worker", run, "fill", "running")
     airflow.mark("on_worker", run, "fill", "failed")
-    server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 30)
+    server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
 def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: Standalone, server: JobsServer):
