@@ -42,12 +42,13 @@ def main() -> None:
         root.mkdir()
         ours, process = start_ours(Path(folder), root)
         try:
-            create_table(ours)
-            adapter = start_adapter(root)
+            create_tables(ours, options.soak_clients)
+            theirs, adapter = start_adapter(root)
             try:
-                compare(ours, f"http://127.0.0.1:{adapter.port}", options)
+                compare(ours, theirs, options)
             finally:
-                adapter.stop()
+                adapter.kill()
+                adapter.wait()
             jobs(ours, options.soak_clients)
         finally:
             process.terminate()
@@ -67,21 +68,34 @@ def start_ours(folder: Path, root: Path) -> tuple[str, subprocess.Popen[str]]:
     return process.stdout.readline().split()[1], process
 
 
-def start_adapter(root: Path):
-    from lance.namespace import RestAdapter
+_ADAPTER = """
+import sys, time
+from lance.namespace import RestAdapter
+adapter = RestAdapter("dir", {"root": sys.argv[1]}, port=0)
+adapter.start()
+print(f"ready http://127.0.0.1:{adapter.port}", flush=True)
+time.sleep(3600)
+"""
 
-    adapter = RestAdapter("dir", {"root": str(root)}, port=0)
-    adapter.start()
-    return adapter
+
+def start_adapter(root: Path) -> tuple[str, subprocess.Popen[str]]:
+    # In a process of its own, as ours is; and Lance must not be loaded where the clients are forked.
+    command = [sys.executable, "-c", _ADAPTER, str(root)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process.stdout.readline().split()[1], process
 
 
-def create_table(url: str) -> None:
+def create_tables(url: str, columns: int) -> None:
+    """A plain table for both servers, and a wide one whose every column is a job of its own."""
     from airflow_provider_lance.api.client import LanceClient
 
+    rows = pa.table({"id": list(range(1000)), "text": ["x" * 20] * 1000})
     with LanceClient(url) as client:
-        client.create_table({"id": ["t"]}, pa.table({"id": list(range(1000)), "text": ["x" * 20] * 1000}))
-        added = [{"name": f"c{number}", "computed": f"length(text) + {number}"} for number in range(200)]
-        client.alter_table_add_columns({"id": ["t"], "new_columns": added})
+        client.create_table({"id": ["t"]}, rows)
+        client.create_table({"id": ["wide"]}, rows)
+        added = [{"name": f"c{number}", "computed": f"length(text) + {number}"} for number in range(columns)]
+        client.alter_table_add_columns({"id": ["wide"], "new_columns": added})
 
 
 def compare(ours: str, theirs: str, options: argparse.Namespace) -> None:
@@ -99,13 +113,17 @@ def rate(url: str, call: tuple[str, str, bytes], seconds: float, clients: int) -
 
 def _ask_for(url: str, call: tuple[str, str, bytes], seconds: float) -> int:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
     method, path, body = call
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
     count, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        connection.request(method, path, body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        answer.read()
+        try:
+            connection.request(method, path, body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()  # the adapter closes a connection now and then; the next request opens another
+            continue
         assert answer.status == 200, answer.status
         count += 1
     connection.close()
@@ -129,7 +147,7 @@ def jobs(url: str, clients: int) -> None:
                 failures.append(f"{path}: {answer.status} {content[:200]!r}")
             return json.loads(content)
 
-        job_id = post("/v1/table/t/backfill_column", {"column": f"c{number}", "cluster": "external"})["job_id"]
+        job_id = post("/v1/table/wide/backfill_column", {"column": f"c{number}", "cluster": "external"})["job_id"]
         ids.append(job_id)
         for _ in range(10):
             assert post("/v1/jobs/describe", {"job_id": job_id})["job_state"] == "QUEUED"

@@ -112,6 +112,7 @@ def full_refresh(bench: Bench, source: str) -> float:
         lance.write_dataset(scanner.to_reader(), bench.path("plain"), enable_stable_row_ids=True)
 
     plain = bench.best(pylance)
+    shutil.rmtree(bench.path("theirs"), ignore_errors=True)
     database = lancedb.connect(str(bench.folder))
     theirs = database.create_materialized_view(
         "theirs", source, select={"id": "id", "shout": "upper(text)"}, where="id % 2 = 0", with_no_data=True

@@ -32,13 +32,13 @@ DAG_ID = "lance_quickstart"
 STEPS = {
     "create_empty_table": "create an empty table",
     "load": "load generated articles",
-    "declare_column": "declare text_length = length(text)",
+    "declare_column": "declare a computed column",
     "backfill_column": "backfill it on Spark",
     "create_view": "create a view with its data",
     "append": "append 1 % more",
     "backfill_new_rows": "backfill the new rows",
-    "refresh_view": "refresh the view: only what changed",
-    "stage": "stage a version nobody reads yet",
+    "refresh_view": "refresh the view for that",
+    "stage": "stage a version unseen",
     "create_version": "publish it",
     "move_tag": "move the tag 'production'",
 }

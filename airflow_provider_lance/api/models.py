@@ -1,7 +1,7 @@
 """Request and response models: the spec's generated ones by name, and ours where it has none.
 
-Ours are ``create-empty`` (which left the spec), the jobs API, the views API of LanceDB's client and the two
-request dialects the generated models are too narrow for. Nothing here is imported before a model is needed.
+Ours are ``create-empty`` (which left the spec), the jobs API, the views API of LanceDB's client, and the dialects the
+generated models are too narrow for. Nothing here is imported before a model is needed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,14 @@ class CreateEmptyTableResponse(_Response):
     location: str | None = None
     properties: dict[str, str] | None = None
     storage_options: dict[str, str] | None = None
+
+
+class DeleteFromTableResponse(_Response):
+    """The spec's, and how many rows went, which LanceDB's client reports."""
+
+    transaction_id: str | None = None
+    version: int | None = None
+    num_deleted_rows: int | None = None
 
 
 class CreateMaterializedViewQueryRequest(_Request):

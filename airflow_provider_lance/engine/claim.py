@@ -213,6 +213,8 @@ def read_launch_token(environ: Mapping[str, str] | None = None) -> dict[str, str
         with open(path, encoding="utf-8") as file:
             text = file.read().strip()
         found |= json.loads(text) if text.startswith("{") else {"launch_token": text}
+    if not found.get("launch_token"):
+        raise ValueError("There is no launch token: name its file in LANCE_JOB_TOKEN_FILE, or set LANCE_JOB_TOKEN.")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import logging
@@ -11,10 +10,14 @@ import os
 import sys
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState, JobType
+from airflow_provider_lance.api.retry import NO_RETRY
+from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.engine import faults
 from airflow_provider_lance.engine.claim import (
     Claim,
@@ -27,7 +30,6 @@ from airflow_provider_lance.engine.context import JobCancelledError, JobContext,
 from airflow_provider_lance.engine.session import session_factory
 
 if TYPE_CHECKING:
-    from airflow_provider_lance.api.client import LanceClient
     from airflow_provider_lance.engine.claim import JobService
 
 log = logging.getLogger("airflow_provider_lance.engine")
@@ -92,21 +94,21 @@ def _storage_options() -> dict[str, str]:
 
 def _run_claimed(arguments: argparse.Namespace) -> int:
     secrets = read_launch_token()
-    with contextlib.closing(_client(arguments.namespace, secrets)) as client:
+    settings = _settings(arguments.namespace, secrets)
+    # Two clients: commits and the claim are worth patience; a heartbeat that is tried for a minute is not one.
+    with LanceClient(settings) as client, LanceClient(replace(settings, retry=NO_RETRY, timeout=5.0)) as pulse:
         try:
-            claim = claim_job(
-                cast("JobService", client), arguments.job_id, arguments.attempt, secrets.get("launch_token", "")
-            )
+            claim = claim_job(cast("JobService", client), arguments.job_id, arguments.attempt, secrets["launch_token"])
         except ClaimLostError as error:
             log.warning("%s", error)
             return EXIT_LOST
         faults.reach("claimed")
-        return _run_claim(client, claim, arguments)
+        return _run_claim(client, pulse, claim, arguments)
 
 
-def _run_claim(client: LanceClient, claim: Claim, arguments: argparse.Namespace) -> int:
+def _run_claim(client: LanceClient, pulse: LanceClient, claim: Claim, arguments: argparse.Namespace) -> int:
     spec = _planned(claim.spec, arguments.plan)
-    with HeartbeatReporter(cast("JobService", client), claim) as reporter:
+    with HeartbeatReporter(cast("JobService", pulse), claim) as reporter:
         context = JobContext(
             spec=spec,
             make_spark=session_factory(_name(spec), master=arguments.master),
@@ -166,13 +168,9 @@ def _planned(spec: JobSpec, plan: bool) -> JobSpec:
     return JobSpec.from_dict({**spec.to_dict(), "options": {**spec.options, "plan": "true"}})
 
 
-def _client(url: str, secrets: dict[str, str]) -> LanceClient:
-    from airflow_provider_lance.api.client import LanceClient
-    from airflow_provider_lance.api.settings import Settings
-
+def _settings(url: str, secrets: dict[str, str]) -> Settings:
     auth = next((kind for kind in ("api_key", "bearer") if secrets.get(kind)), "none")
-    settings = Settings.from_connection(host=url, password=secrets.get(auth), extra={"auth": auth, "timeout": 8.0})
-    return LanceClient(settings)
+    return Settings.from_connection(host=url, password=secrets.get(auth), extra={"auth": auth})
 
 
 def _name(spec: JobSpec) -> str:

@@ -6,6 +6,8 @@ interrupted in between is finished by the next one; a refresh that loses a race 
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import LanceNamespaceError
 
-from airflow_provider_lance.engine.changes import NotComparable, SourcePoint, find_changes, version_timestamp
+from airflow_provider_lance.engine.changes import Changes, NotComparable, SourcePoint, find_changes, version_timestamp
 from airflow_provider_lance.engine.context import JobContext, JobError
 from airflow_provider_lance.engine.faults import reach
 from airflow_provider_lance.engine.progress import ProgressMeter
-from airflow_provider_lance.engine.row_view import Computed, QueryView, Work
+from airflow_provider_lance.engine.row_view import Computed, Kind, QueryView, Work, changed_rows
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_binding import check_same, columns_read, output_schema
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable
@@ -39,7 +41,7 @@ def run_refresh(context: JobContext) -> dict[str, Any]:
     """
     started = time.monotonic()
     view = _view(context)
-    with ProgressMeter(context.reporter) as meter:
+    with ProgressMeter(context.reporter, host=_progress_host()) as meter:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 result = _refresh(context, view, meter)
@@ -60,13 +62,15 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> dict
     request = {key: value for key, value in context.spec.request.items() if value is not None}
     validate_refresh_request(state.definition, request)
     finished: dict[str, Any] | None = None
-    if state.unfinished is not None:
+    if state.unfinished is not None and not _only_planned(context):
         finished = _finish(context, view, state, state.unfinished)
         state = _state(view)
     sources = _open_sources(context, state, request)
     points = {name: SourcePoint(source.version, version_timestamp(source)) for name, source in sources.items()}
     if _up_to_date(state, points, request):
         return finished or _result(Outcome(points, "no_op"), state.version)
+    if _only_planned(context):
+        return _plan(context, view, state, sources, points, request, meter)
     outcome, computed = _compute(context, view, state, sources, points, request, meter)
     version = state.version
     meter.phase("commit")
@@ -93,7 +97,7 @@ def _compute(
     """The row changes from the view as it is to what it should be, incrementally where that is right."""
     kind = _kind(context, view, state, sources, request, meter)
     try:
-        computed = _follow(kind, state, sources, points, request)
+        computed = _followed(kind, state, sources, request)
         mode, reason = "incremental", None
     except NotComparable as because:
         mode, reason = "rebuild", str(because)
@@ -111,25 +115,52 @@ def _compute(
     return outcome, computed
 
 
-def _follow(
-    kind: Any,
+def _plan(
+    context: JobContext,
+    view: ViewTable,
     state: ViewState,
     sources: Mapping[str, lance.LanceDataset],
     points: Mapping[str, SourcePoint],
     request: Mapping[str, Any],
+    meter: ProgressMeter,
+) -> dict[str, Any]:
+    """What a refresh would do, without doing any of it: mode, reason, and how many source rows it would read."""
+    try:
+        _, changes = _changes(_kind(context, view, state, sources, request, meter), state, sources, request)
+        outcome = Outcome(points, "incremental")
+        rows = changed_rows(next(iter(sources.values())), changes.fragments, changes.written)
+    except NotComparable as because:
+        outcome = Outcome(points, "rebuild", reason=str(because))
+        rows = sum(source.count_rows() for source in sources.values())
+    return {**_result(outcome, state.version), "plan": {"source_rows": rows}}
+
+
+def _only_planned(context: JobContext) -> bool:
+    return str(context.spec.options.get("plan", "")).lower() == "true"
+
+
+def _followed(
+    kind: Kind, state: ViewState, sources: Mapping[str, lance.LanceDataset], request: Mapping[str, Any]
 ) -> Computed:
-    definition = state.definition
+    view, changes = _changes(kind, state, sources, request)
+    return view.follow(changes)
+
+
+def _changes(
+    kind: Kind, state: ViewState, sources: Mapping[str, lance.LanceDataset], request: Mapping[str, Any]
+) -> tuple[QueryView, Changes]:
+    """What changed since the last refresh; raises NotComparable with the reason where only a rebuild is right."""
     if request.get("full"):
         raise NotComparable("a full refresh was asked for")
     if state.points is None:
         raise NotComparable(state.doubt or "the view's state is not known")
-    if not definition.incremental:
-        what = "its table function sees all rows together" if definition.kind == "udtf" else "its query is Spark SQL"
+    if not isinstance(kind, QueryView):
+        udtf = state.definition.kind == "udtf"
+        what = "its table function sees all rows together" if udtf else "its query is Spark SQL"
         raise NotComparable(f"the source changed, and {what}")
-    (name,) = definition.sources
+    (name,) = state.definition.sources
     source = sources[name]
-    columns = columns_read(kind.select, source.schema.names)
-    return kind.follow(find_changes(source, state.points[name], columns))
+    return kind, find_changes(source, state.points[name], columns_read(kind.select, source.schema.names))
 
 
 def _kind(
@@ -139,7 +170,7 @@ def _kind(
     sources: Mapping[str, lance.LanceDataset],
     request: Mapping[str, Any],
     meter: ProgressMeter,
-) -> Any:
+) -> Kind:
     definition = state.definition
     name, source = next(iter(sources.items()))
     work = Work(context, request, view.table, state, _table(context, name), source, meter)
@@ -209,6 +240,19 @@ def _result(outcome: Outcome, version: int) -> dict[str, Any]:
     if outcome.reason is not None:
         result["reason"] = outcome.reason
     return result
+
+
+def _progress_host() -> str | None:
+    """The address executors reach this driver at; None is this machine. Asked before anything has started Spark."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    conf = SparkConf()
+    if str(conf.get("spark.master", "local")).startswith("local"):
+        return None
+    return conf.get("spark.driver.host") or socket.getfqdn()
 
 
 def _view(context: JobContext) -> ViewTable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_lance.engine.changes import Changes, NotComparable
 from airflow_provider_lance.engine.context import JobContext
@@ -71,6 +71,12 @@ class Computed:
     rows_deleted: int
     trimmed_to: int | None = None
     skipped: int = 0
+
+
+class Kind(Protocol):
+    """A kind of view can always be computed from scratch; a :class:`QueryView` can also follow its source."""
+
+    def rebuild(self) -> Computed: ...
 
 
 class QueryView:
@@ -195,6 +201,8 @@ def changed_rows(source: lance.LanceDataset, fragments: tuple[int, ...] | None, 
     """How many rows a run will read; under ``extra`` they are counted by their versions, which is cheap."""
     if fragments is None:
         return int(source.count_rows())
+    if not fragments:
+        return 0
     chosen = [source.get_fragment(number) for number in fragments]
     return int(source.scanner(columns=[], filter=extra, fragments=chosen, with_row_id=True).count_rows())
 

@@ -5,6 +5,7 @@ Builds a list of arguments and an environment; starts nothing. No credential is 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -65,11 +66,19 @@ def submit_command(
     return [*command, APPLICATION, *arguments]
 
 
-def submit_environment(*, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables to add to the child's environment: Java, and this Python for driver and local workers."""
+def submit_environment(*, master: str = DEFAULT_MASTER, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables to add to the child's environment: Java, Spark's home, and this Python for the driver.
+
+    Executors of a cluster use their own Python (``spark.pyspark.python``); local workers are this one.
+    """
     given = os.environ if environ is None else environ
     found = dict(java_environment(given))
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        if name not in given:
-            found[name] = sys.executable
+    found["PYSPARK_DRIVER_PYTHON"] = given.get("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        found["PYSPARK_PYTHON"] = given.get("PYSPARK_PYTHON", sys.executable)
+    if not given.get("SPARK_HOME"):
+        # spark-submit would ask whichever python3 is first on the PATH where Spark is.
+        spec = importlib.util.find_spec("pyspark")
+        if spec is not None and spec.origin:
+            found["SPARK_HOME"] = str(Path(spec.origin).parent)
     return found

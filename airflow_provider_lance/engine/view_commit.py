@@ -7,13 +7,15 @@ any but the next one. Knows nothing of definitions, sources or rows.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lance_namespace import LanceNamespace
-from lance_namespace.errors import ConcurrentModificationError
+from lance_namespace.errors import ConcurrentModificationError, TableVersionNotFoundError
 
 from airflow_provider_lance.engine.commit import COMMIT_ID
 from airflow_provider_lance.engine.history import read_commit
@@ -31,8 +33,8 @@ class ViewMovedError(Exception):
 class ViewTable:
     """A view's table and who creates its versions.
 
-    ``namespace`` with ``table_id`` is used where the namespace manages versions, and where the directory's name alone
-    does not tell the table's; a view at ``…/<name>.lance`` needs neither.
+    ``namespace`` with ``table_id`` is used where the namespace manages versions, and on object stores where the
+    directory's name alone does not tell the table's; otherwise a view needs neither.
     """
 
     table: TableRef
@@ -45,15 +47,65 @@ class ViewTable:
         from lance.namespace import DirectoryNamespace
 
         parent, _, name = self.table.base.rpartition("/")
-        if self.namespace is not None and (self.managed or not name.endswith(".lance")):
+        if self.managed and self.namespace is not None:
             return self.namespace, list(self.table_id)
-        if not name.endswith(".lance"):
+        if name.endswith(".lance"):
+            options = {f"storage.{key}": value for key, value in self.table.storage_options.items()}
+            # Without the manifest table: this is one known directory, and nothing but its versions may be touched.
+            directory = DirectoryNamespace(root=parent or "/", manifest_enabled="false", **options)
+            return directory, [name.removesuffix(".lance")]
+        path = self.table.base.removeprefix("file://")
+        if "://" not in path:
+            return LocalVersions(Path(path, "_versions")), [name]
+        if self.namespace is None:
             raise ValueError(f"{self.table.base} does not end in .lance and there is no namespace to commit through.")
-        options = {f"storage.{key}": value for key, value in self.table.storage_options.items()}
-        # Without the manifest table: this is one known directory, and nothing but its versions may be touched.
-        return DirectoryNamespace(root=parent or "/", manifest_enabled="false", **options), [
-            name.removesuffix(".lance")
-        ]
+        return self.namespace, list(self.table_id)
+
+
+class LocalVersions(LanceNamespace):
+    """The versions of one table on a local disk, whatever its directory is called (nested tables end in no .lance)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def namespace_id(self) -> str:
+        return f"local {self._folder}"
+
+    def list_table_versions(self, request: Any) -> Any:
+        found = sorted(map(self._version, self._folder.glob("*.manifest")), key=lambda entry: int(entry["version"]))
+        if request.get("descending"):
+            found.reverse()
+        return {"versions": found[: request.get("limit")]}
+
+    def describe_table_version(self, request: Any) -> Any:
+        wanted = request.get("version")
+        found = self.list_table_versions({"descending": True})["versions"]
+        chosen = [entry for entry in found if wanted in (None, entry["version"])]
+        if not chosen:
+            raise TableVersionNotFoundError(f"version {wanted} is not in {self._folder}")
+        return {"version": chosen[0]}
+
+    def create_table_version(self, request: Any) -> Any:
+        staged = Path("/", request["manifest_path"])
+        final = staged.with_name(staged.name.split(".manifest", 1)[0] + ".manifest")
+        try:
+            os.link(staged, final)  # fails if the version exists: the one atomic "put if absent" of a disk
+        except FileExistsError:
+            raise ConcurrentModificationError(f"version {request['version']} exists already") from None
+        staged.unlink()
+        return {"version": self._version(final)}
+
+    def _version(self, manifest: Path) -> dict[str, Any]:
+        number = int(manifest.name.removesuffix(".manifest"))
+        # Names of twenty digits count down from the largest number; the older short ones count up.
+        version = 2**64 - 1 - number if len(manifest.name) == len("18446744073709551614.manifest") else number
+        facts = manifest.stat()
+        return {
+            "version": version,
+            "manifest_path": str(manifest.resolve()).lstrip("/"),
+            "manifest_size": facts.st_size,
+            "timestamp_millis": int(facts.st_mtime * 1000),
+        }
 
 
 class _NextVersionOnly(LanceNamespace):

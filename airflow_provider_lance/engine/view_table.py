@@ -20,7 +20,7 @@ from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_binding import bind
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable, commit_next
-from airflow_provider_lance.engine.view_definition import ViewDefinition
+from airflow_provider_lance.engine.view_definition import LANCEDB_FORMAT, SOURCE_ROW_ID, ViewDefinition
 
 if TYPE_CHECKING:
     import lance
@@ -152,8 +152,24 @@ def read_state(table: TableRef) -> ViewState:
             points, trimmed = unfinished.points, unfinished.trimmed_to
         elif not (commit is not None and commit.operation in _HARMLESS) and not _same_rows(dataset, version):
             return ViewState(dataset, definition, None, f"the view itself was changed at its version {version}")
+    if points and unfinished is None and _doubled(dataset, definition, bookmark):
+        return ViewState(dataset, definition, None, "rows are there twice: two systems refreshed it at the same moment")
     doubt = None if points else "this is its first refresh"
     return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
+
+
+def _doubled(dataset: lance.LanceDataset, definition: ViewDefinition, bookmark: int) -> bool:
+    """Whether a refresh that is not ours was rebased onto another one: LanceDB's commits do not exclude each other.
+
+    Looked for only after such a refresh; costs a scan of one integer column.
+    """
+    import pyarrow.compute as pc
+
+    commit = read_commit(dataset, bookmark)
+    if definition.format != LANCEDB_FORMAT or (commit is not None and JOB_ID in commit.properties):
+        return False
+    ids = dataset.to_table(columns=[SOURCE_ROW_ID])[SOURCE_ROW_ID]
+    return int(pc.count_distinct(ids).as_py()) != len(ids)
 
 
 def _same_rows(dataset: lance.LanceDataset, version: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +13,13 @@ from airflow_provider_lance.api.arrow import ARROW_FILE, ARROW_STREAM
 from airflow_provider_lance.api.operations import Answer, Operation
 from airflow_provider_lance.api.settings import CONTEXT_PREFIX
 from airflow_provider_lance.namespace.jobs import KEY
+from airflow_provider_lance.namespace.lancedb_dialect import to_lancedb
 
 _JSON = "application/json"
 
 
-def answer_of(operation: Operation, fields: Mapping[str, Any], result: Any) -> Response:
-    """A namespace answers in models, the jobs service in dicts; both are welcome."""
+def answer_of(operation: Operation, fields: Mapping[str, Any], result: Any, *, lancedb: bool = False) -> Response:
+    """A namespace answers in models, the jobs service in dicts; both are welcome. ``lancedb``: in its dialect."""
     headers: dict[str, str] = {}
     key = (fields.get("context") or {}).get(KEY)
     if operation.submits_job and key:
@@ -35,8 +37,17 @@ def answer_of(operation: Operation, fields: Mapping[str, Any], result: Any) -> R
         value = value.get("plan") or value.get("analysis") or ""
     elif operation.answer is Answer.METADATA and isinstance(value, Mapping):
         value = value.get("metadata") or {}
+    if lancedb:
+        value = to_lancedb(operation.name, value)
     status = _status(operation, fields, value)
-    return Response(json.dumps(value).encode(), status_code=status, media_type=_JSON, headers=headers)
+    text = json.dumps(value, default=_text)
+    return Response(text.encode(), status_code=status, media_type=_JSON, headers=headers)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    raise TypeError(f"An answer holds a {type(value).__name__}, which JSON has no word for.")
 
 
 def plain(result: Any) -> Any:

@@ -40,7 +40,7 @@ def read_fields(
     types = _query_types(operation)
     for name in operation.query:
         if name in query:
-            fields[name] = _from_query(name, types.get(name, "string"), query[name])
+            fields[name] = _from_query(name, types.get(name, "string"), query[name], _every(query, name))
     if operation.takes_id:
         fields["id"] = _identifier(fields.get("id"), path_params["id"], query.get("delimiter", DEFAULT_DELIMITER))
     if "index_name" in path_params:
@@ -126,8 +126,17 @@ def _unquoted(segment: str) -> str:
     return text
 
 
-def _from_query(name: str, kind: str, text: str) -> Any:
-    _check_string(text)
+def _every(query: Mapping[str, str], name: str) -> list[str]:
+    """All values of a repeated query parameter."""
+    repeated = getattr(query, "getlist", None)
+    return list(repeated(name)) if repeated is not None else [query[name]]
+
+
+def _from_query(name: str, kind: str, text: str, every: list[str]) -> Any:
+    for value in every:
+        _check_string(value)
+    if kind == "array" and not text.lstrip().startswith("["):
+        return every  # a list is a parameter that comes several times, or once
     try:
         if kind == "boolean":
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -132,9 +132,13 @@ class Catalog:
             else:
                 found = found or listed
                 properties = dict(listed.properties or {})
-        return TablePlace(
+        place = TablePlace(
             tuple(table_id), plain_location(found.location), properties, only_declared=bool(found.is_only_declared)
         )
+        if place.only_declared and "/" in place.location.removeprefix(f"{self.root}/"):
+            # pylance looks for "a%2Fb" when a registered table is at "a/b", and finds nothing there.
+            return replace(place, only_declared=not self.files(place).names("_versions"))
+        return place
 
     def find(self, table_id: list[str]) -> TablePlace | None:
         """The same, or None; tells whether the table is only declared."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,10 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
         status = STATUS_OF_CODE[code]
         if status >= 500:
             log.error("Request %s failed: %s", request_id, message, exc_info=error)
+    elif isinstance(error, OperationalError | InterfaceError):
+        code, status = ErrorCode.SERVICE_UNAVAILABLE, 503
+        log.error("Request %s found the registry away: %s", request_id, error)
+        message = "The registry's database does not answer at the moment: try again."
     else:
         code, status = ErrorCode.INTERNAL, 500
         log.error("Request %s failed", request_id, exc_info=error)

@@ -63,11 +63,9 @@ class Rows:
         return model("UpdateTableResponse")(version=dataset.version, updated_rows=changed["num_rows_updated"])
 
     def delete_from_table(self, request: Any) -> Any:
-        dataset = self._branch(request)
-        if dataset is None:
-            return self._catalog.call("delete_from_table", request)
-        dataset.delete(request.predicate)
-        return model("DeleteFromTableResponse")(version=dataset.version)
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        done = dataset.delete(request.predicate)
+        return model("DeleteFromTableResponse")(version=dataset.version, num_deleted_rows=done["num_deleted_rows"])
 
     def merge_insert_into_table(self, request: Any, data: bytes) -> Any:
         dataset = self._branch(request)

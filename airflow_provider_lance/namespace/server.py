@@ -31,6 +31,7 @@ from airflow_provider_lance.namespace.calls import read_fields
 from airflow_provider_lance.namespace.config import Limits
 from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.keys import ANYBODY, Keys, Principal
+from airflow_provider_lance.namespace.lancedb_dialect import speaks_lancedb
 from airflow_provider_lance.namespace.metrics import Metrics
 from airflow_provider_lance.namespace.openapi import openapi_document
 from airflow_provider_lance.namespace.pages import page_routes
@@ -150,7 +151,7 @@ class Server:
         if operation.name == "claim_job" and not await self.in_thread(self._knows_launch_token, fields):
             await self.require(request, operation.scope)
         result = await self.in_thread(self._call, operation, fields, body if arrow else None)
-        return answer_of(operation, fields, result)
+        return answer_of(operation, fields, result, lancedb=speaks_lancedb(request.headers))
 
     def _call(self, operation: Operation, fields: dict[str, Any], data: bytes | None) -> Any:
         if operation.path.startswith("/v1/jobs/"):

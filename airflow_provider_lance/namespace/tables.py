@@ -34,7 +34,7 @@ _NOT_FOR_CALLERS = re.compile(r"endpoint|allow_http|proxy|token|secret|key|crede
 
 
 class Tables:
-    """Whole tables. ``before_move`` is called with a table's id before the table changes its name."""
+    """Whole tables. ``before_move`` is called with a table's id before the table changes its name or goes."""
 
     def __init__(self, catalog: Catalog, before_move: Callable[[list[str]], None]) -> None:
         self._catalog = catalog
@@ -141,6 +141,11 @@ class Tables:
         self._before_move(list(request.id))
         self._catalog.forget(request.id)
         return model("DeregisterTableResponse")(id=request.id, location=place.location, properties=place.properties)
+
+    def drop_table(self, request: Any) -> Any:
+        self._catalog.locate(request.id)
+        self._before_move(list(request.id))
+        return self._catalog.call("drop_table", request)
 
     def rename_table(self, request: Any) -> Any:
         """Move the table's directory to its new name; on object stores there is no such move."""

@@ -5,7 +5,7 @@ Methods are operations of the wire by name; each takes its request model and ret
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
@@ -16,10 +16,11 @@ from airflow_provider_lance.namespace.catalog import Catalog
 
 
 class Tree:
-    """Namespaces, and which tables are in them."""
+    """Namespaces, and which tables are in them. ``before_drop`` is called with a table's id before it goes."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, before_drop: Callable[[list[str]], None]) -> None:
         self._catalog = catalog
+        self._before_drop = before_drop
 
     def create_namespace(self, request: Any) -> Any:
         mode = read_word("mode", request.mode, ("create", "exist_ok", "overwrite"))
@@ -85,7 +86,10 @@ class Tree:
         return [name for name, place in found.items() if place is not None and not place.only_declared]
 
     def _drop(self, namespace_id: list[str]) -> Any:
-        for name in self._catalog.listing("list_tables", namespace_id):
+        names = self._catalog.listing("list_tables", namespace_id)
+        for name in names:
+            self._before_drop([*namespace_id, name])
+        for name in names:
             self._catalog.call("drop_table", model("DropTableRequest")(id=[*namespace_id, name]))
         for child in self._catalog.listing("list_namespaces", namespace_id):
             self._drop([*namespace_id, child])

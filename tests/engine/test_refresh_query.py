@@ -276,6 +276,30 @@ def test_lancedb_committing_first_makes_ours_start_over(world: World, monkeypatc
     assert not leftovers, "a refused commit leaves no staged manifest behind"
 
 
+def test_rows_that_another_system_added_twice_are_noticed_and_rebuilt(world: World) -> None:
+    """LanceDB computes while ours commits; then its commit is rebased onto ours instead of being refused."""
+    world.refresh("view")
+    world.append("people", people([20, 22]))
+    behind = world.open("view")
+    rows = pa.table({"id": [20, 22], "shout": ["T20", "T22"], "__source_row_id": [20, 21]}, schema=behind.schema)
+    new = lance.fragment.write_fragments(rows.replace_schema_metadata(None), world.path("view"))
+    world.refresh("view")
+    operation = lance.LanceOperation.Update(new_fragments=new, updated_fragments=[], removed_fragment_ids=[])
+    head = lance.LanceDataset.commit(world.path("view"), operation, read_version=behind.version)
+    bookmark = {"mv.source_version": "2", "mv.view_version": str(head.version + 1)}
+    update = lance.LanceOperation.UpdateMap(bookmark)
+    lance.LanceDataset.commit(
+        world.path("view"),
+        lance.LanceOperation.UpdateConfig(schema_metadata_updates=update),
+        read_version=head.version,
+    )
+    assert len(world.rows("view")) == 14, "two rows are there twice"
+    result = world.refresh("view")
+    assert result["mode"] == "rebuild"
+    assert "rows are there twice" in result["reason"]
+    assert world.rows("view") == expected(world)
+
+
 def test_max_rows_per_fragment_and_full(world: World) -> None:
     world.refresh("view", max_rows_per_fragment=3)
     sizes = [fragment.physical_rows for fragment in world.open("view").get_fragments()]

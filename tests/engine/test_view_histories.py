@@ -90,7 +90,7 @@ class History:
 
     def step(self) -> None:
         changes = [self.append] * 3 + [self.update_values, self.update_membership, self.delete, self.compact] * 2
-        changes += [self.merge_insert, self.backfill_unread, self.drop_unread, self.restore, self.index]
+        changes += [self.merge_insert, self.backfill_unread, self.drop_unread, self.restore, self.index, self.overwrite]
         for change in self.random.choices(changes, k=self.random.randint(1, 3)):
             self.log.append(change.__name__)
             change()
@@ -98,16 +98,22 @@ class History:
             self.log.append("compact_view")
             self.compact_view()
 
+    def overwrite(self) -> None:
+        rows = people(range(self.next_id, self.next_id + 5))
+        lance.write_dataset(rows, self.world.path("people"), mode="overwrite", max_rows_per_file=4)
+        self.next_id += 5
+
     def crash(self) -> None:
         """Our refresh dies after its rows are committed and before its bookmark is."""
 
         def die(*_: object) -> int:
             raise Crash
 
+        self.append()
         with self.monkeypatch.context() as patch:
             patch.setattr(refresh_module, "write_bookmark", die)
             with pytest.raises(Crash):
-                self.world.refresh("view", full=True)
+                self.world.refresh("view", full=self.random.random() < 0.5)
 
 
 def run_history(world: World, seed: int, monkeypatch: pytest.MonkeyPatch, steps: int) -> set[str]:

@@ -76,7 +76,8 @@ def test_unions_distinct_subqueries_and_cases(world: World) -> None:
     world.view(
         "sizes",
         "WITH big AS (SELECT * FROM sales WHERE amount > 300) "
-        "SELECT id, CASE WHEN amount > 350 THEN 'huge' ELSE 'big' END AS size FROM big WHERE shop IN (SELECT shop FROM shops)",
+        "SELECT id, CASE WHEN amount > 350 THEN 'huge' ELSE 'big' END AS size FROM big "
+        "WHERE shop IN (SELECT shop FROM shops)",
     )
     world.refresh("sizes")
     assert world.rows("sizes") == sorted(
@@ -145,3 +146,21 @@ def test_only_filters_both_sides_agree_on_are_pushed(name: str, value: Any, cond
     assert lance_filter(made, pa.schema([("n", pa.int64())])) == condition
     assert lance_filter(datasource.EqualTo(("t",), "it's"), pa.schema([("t", pa.string())])) == "t = 'it''s'"
     assert lance_filter(datasource.EqualTo(("f",), 1.5), pa.schema([("f", pa.float64())])) is None
+
+
+def test_empty_sources_make_empty_views_that_fill_later(world: World) -> None:
+    world.open("sales").delete("true")
+    world.view("totals", "SELECT shop, sum(amount) AS total FROM sales GROUP BY shop")
+    world.view("plain", "SELECT id, amount FROM sales")
+    for name, columns in (("totals", ["shop", "total"]), ("plain", ["id", "amount", "__source_row_id"])):
+        assert world.refresh(name)["rows_written"] == 0
+        assert world.open(name).schema.names == columns
+        assert world.refresh(name)["mode"] == "no_op"
+    world.append("sales", pa.table({"id": [1], "shop": [7], "amount": [5], "note": ["n"]}))
+    for name, rows in (("totals", [(7, 5)]), ("plain", [(1, 5)])):
+        world.refresh(name)
+        assert world.rows(name) == rows
+    world.open("sales").delete("true")
+    for name in ("totals", "plain"):
+        assert world.refresh(name)["rows_deleted"] == 1
+        assert world.rows(name) == []

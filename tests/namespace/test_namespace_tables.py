@@ -241,15 +241,20 @@ class TestRename:
         with pytest.raises(UnsupportedOperationError, match="branches"):
             namespace.rename_table({"id": ["people"], "new_table_name": "x"})
 
-    def test_not_while_a_job_writes(self, tmp_path: Path) -> None:
+    def test_nothing_moves_while_a_job_writes(self, tmp_path: Path) -> None:
         jobs = RecordingJobs()
         namespace = with_people(tmp_path, jobs)
         namespace.alter_table_add_columns(
             {"id": ["people"], "new_columns": [{"name": "n", "computed": "length(text)"}]}
         )
         job_id = namespace.alter_table_backfill_columns({"id": ["people"], "column": "n"}).job_id
-        with pytest.raises(ConcurrentModificationError, match=job_id):
-            namespace.rename_table({"id": ["people"], "new_table_name": "x"})
+        for move in (
+            lambda: namespace.rename_table({"id": ["people"], "new_table_name": "x"}),
+            lambda: namespace.deregister_table({"id": ["people"]}),
+            lambda: namespace.drop_table({"id": ["people"]}),
+        ):
+            with pytest.raises(ConcurrentModificationError, match=job_id):
+                move()
         jobs.end(job_id)
         namespace.rename_table({"id": ["people"], "new_table_name": "x"})
 

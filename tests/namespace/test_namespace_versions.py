@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lance_namespace import LanceNamespace
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InvalidInputError,
@@ -24,36 +23,8 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.namespace import SparkNamespace
+from tests.namespace.staging import stage
 from tests.namespace.tables import PEOPLE, make_namespace, stream, with_people
-
-
-class Stager(LanceNamespace):
-    """Stands where Lance expects a namespace, and keeps the first staged manifest instead of creating its version."""
-
-    def __init__(self, namespace: SparkNamespace) -> None:
-        self._namespace = namespace
-        self.request: dict[str, Any] = {}
-
-    def namespace_id(self) -> str:
-        return "stager"
-
-    def describe_table(self, request: Any) -> Any:
-        return self._namespace.describe_table(request)
-
-    def list_table_versions(self, request: Any) -> Any:
-        return self._namespace.list_table_versions(request)
-
-    def create_table_version(self, request: Any) -> Any:
-        self.request = self.request or dict(request)
-        raise InvalidInputError("kept for the test")
-
-
-def stage(namespace: SparkNamespace, rows: pa.Table = PEOPLE, table: str = "people", **fields: Any) -> dict[str, Any]:
-    """A real commit of Lance's, stopped right before its version is created."""
-    stager = Stager(namespace)
-    with pytest.raises(OSError, match="Commit result for version"):
-        lance.write_dataset(rows, namespace_client=stager, table_id=[table], mode="append", **fields)
-    return stager.request
 
 
 def by_hand(request: dict[str, Any], **changes: Any) -> dict[str, Any]:
