@@ -3,10 +3,10 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export VENV
-.PHONY: help venv demo ui test soak lint format bench docs clean
+.PHONY: help venv demo ui test test-compat soak lint format bench docs clean
 
 help:            ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 venv:            ## build .venv (reused while pyproject.toml and constraints.txt stay the same)
 	@scripts/venv
@@ -22,6 +22,9 @@ test: lint       ## lint and every test; what CI runs
 
 soak: venv       ## the long runs: kills, random histories, deployments
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest tests -m "soak or not soak" --timeout 3600
+
+test-compat:     ## the Airflow layer's tests on Airflow 3.2, in a second venv
+	@scripts/compat
 
 lint: venv       ## ruff and mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy

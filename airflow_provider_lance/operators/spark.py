@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 EXTERNAL = "external"
+_SPARK_UI = re.compile(r"(?:SparkUI.*started at|tracking URL:)\s*(https?://[^\s,]+)", re.IGNORECASE)
 
 
 def application_path() -> str:
@@ -208,6 +210,10 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
                 variables |= _local_environment(spark._connection["spark_binary"])
             self.env_vars = {**variables, **(self.env_vars or {})}
             self._hook = self._get_hook()
+            read_log = self._hook._process_spark_submit_log
+            self._hook._process_spark_submit_log = (  # type: ignore[method-assign]
+                lambda itr: read_log(_with_link(context, itr))
+            )
             try:
                 super().execute(context)
             except AirflowException as error:
@@ -216,6 +222,16 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
                 if not (isinstance(job, Job) and job.state.terminal):
                     raise
                 self.log.info("spark-submit says: %s", error)
+
+
+def _with_link(context: Context, lines: Iterator[str]) -> Iterator[str]:
+    """Pass the driver's lines on; the first that tells where Spark's UI is becomes the task's button."""
+    found = False
+    for line in lines:
+        if not found and (match := _SPARK_UI.search(line)):
+            LanceSparkLink().push(context, match[1])
+            found = True
+        yield line
 
 
 class _Claim:

@@ -143,10 +143,9 @@ class LanceJobOperator(LanceBaseOperator):
         else:
             if self.skip_if_unchanged and (reason := self.unchanged(table_id)) is not None:
                 raise AirflowSkipException(reason)
-            started = self._start(context, table_id)
-            if started is None:
-                return self._result(context, Submitted("", table_id, self.job_type, version=self._answered_version))
-            submitted = started
+            submitted = self._start(context, table_id)
+            if not submitted.job_id:
+                return self._result(context, submitted)
         self._submitted = submitted
         self._announce(context, submitted)
         if not self.wait_for_completion:
@@ -190,7 +189,7 @@ class LanceJobOperator(LanceBaseOperator):
         """Cancel the job. Runs inside a signal handler, so it uses an HTTP client of its own."""
         self._killed = True
         submitted = self._submitted
-        if submitted is None or not submitted.job_id or not (self.cancel_on_kill and submitted.owned):
+        if submitted is None or not (self.cancel_on_kill and submitted.owned):
             return
         self.log.info("Cancelling job %s, because its task was ended.", submitted.job_id)
         settings = self.hook.resolved.settings
@@ -233,10 +232,8 @@ class LanceJobOperator(LanceBaseOperator):
             self._cancel_and_wait(job_id)
         return None
 
-    _answered_version: int | None = None
-
-    def _start(self, context: Context, table_id: list[str]) -> Submitted | None:
-        """Submit, or join; ``None`` where the request was accepted and needed no job."""
+    def _start(self, context: Context, table_id: list[str]) -> Submitted:
+        """Submit, or join; without a job id where the request was accepted and needed no job."""
         failure: AirflowException
         try:
             answer = self.submit(context, table_id)
@@ -250,19 +247,21 @@ class LanceJobOperator(LanceBaseOperator):
                     f"{error} Job {error.instance} holds it; on_conflict='join' would wait for it."
                 )
         else:
-            version = answer.get("version")
-            self._answered_version = int(version) if version is not None else None
-            job_id = answer.get("job_id")
-            if not job_id:
-                return None
+            job_id, version = str(answer.get("job_id") or ""), answer.get("version")
             store = context.get("task_state_store")
-            if store is not None:  # an empty store is falsy
+            if job_id and store is not None:  # an empty store is falsy
                 store.set(STATE_KEY, {"job_id": job_id, "max_tries": context["ti"].max_tries})
-            return self._bound(str(job_id), table_id)
+            return self._bound(job_id, table_id, version=int(version) if version is not None else None)
         raise failure
 
     def _bound(
-        self, job_id: str, table_id: list[str], *, owned: bool = True, created_ms: int | None = None
+        self,
+        job_id: str,
+        table_id: list[str],
+        *,
+        owned: bool = True,
+        created_ms: int | None = None,
+        version: int | None = None,
     ) -> Submitted:
         limit = self.timeout if self.timeout is not None else self.execution_timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
@@ -273,7 +272,7 @@ class LanceJobOperator(LanceBaseOperator):
             job_type=self.job_type,
             owned=owned,
             deadline=began + seconds if seconds is not None else None,
-            version=self._answered_version,
+            version=version,
         )
 
     def _request_context(self, context: Context, table_id: list[str]) -> dict[str, str]:
