@@ -3,10 +3,10 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export VENV
-.PHONY: help venv demo test lint format unit bench clean
+.PHONY: help venv demo ui test test-compat soak lint format bench docs clean
 
 help:            ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 venv:            ## build .venv (reused while pyproject.toml and constraints.txt stay the same)
 	@scripts/venv
@@ -14,8 +14,17 @@ venv:            ## build .venv (reused while pyproject.toml and constraints.txt
 demo: venv       ## the whole story, end to end, on this machine
 	@$(PY) scripts/demo.py
 
+ui: venv         ## Airflow's UI and the job pages with everything in place
+	@$(PY) scripts/ui.py
+
 test: lint       ## lint and every test; what CI runs
 	@$(PY) -m pytest tests
+
+soak: venv       ## the long runs: kills, random histories, deployments
+	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest tests -m "soak or not soak" --timeout 3600
+
+test-compat:     ## the Airflow layer's tests on Airflow 3.2, in a second venv
+	@scripts/compat
 
 lint: venv       ## ruff and mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
@@ -25,6 +34,9 @@ format: venv     ## let ruff format the code
 
 bench: venv      ## every benchmark, printed as ratios
 	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
+
+docs: venv       ## build the documentation into site/
+	@$(PY) -m mkdocs build --quiet
 
 clean:           ## remove everything that was built
 	rm -rf $(VENV) .demo .ui build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
+
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.materialized_view import (
     LanceCreateMaterializedViewOperator,
@@ -27,6 +28,7 @@ from airflow_provider_lance.operators.tag import LanceUpdateTagOperator
 ARTICLES = ["articles"]
 LONG_ARTICLES = ["long_articles"]
 DIMENSIONS = 32
+CLUSTER = "{{ params.cluster or '' }}"
 WORDS = (
     "the a of to and in that is was for on with as at by from this an be it or are data table column vector index "
     "fragment version commit query search model feature row batch stream view spark lance night morning river"
@@ -72,31 +74,34 @@ with DAG(
     tags=["lance", "example"],
     params={
         "rows": Param(100_000, type="integer", minimum=1_000, maximum=100_000_000, description="articles to generate"),
+        "cluster": Param(None, type=["null", "string"], description="where jobs run: a name of the server's, or empty"),
     },
 ) as dag:
 
     @task.lance
-    def load(rows: int, *, namespace: Any) -> dict[str, Any]:
+    def load(rows: str, *, namespace: Any) -> dict[str, Any]:
         """Write the articles through the namespace: each commit becomes a version there."""
         import lance
 
         table = lance.write_dataset(
-            articles(0, rows),
+            articles(0, int(rows)),
             namespace_client=namespace,
             table_id=ARTICLES,
             mode="append",
-            max_rows_per_file=max(10_000, rows // 16),
+            max_rows_per_file=max(10_000, int(rows) // 16),
             enable_stable_row_ids=True,
         )
         return {"rows": table.count_rows(), "version": table.version}
 
     @task.lance
-    def append(rows: int, *, namespace: Any) -> dict[str, Any]:
+    def append(rows: str, *, namespace: Any) -> dict[str, Any]:
         """One percent more articles."""
         import lance
 
-        more = max(1, rows // 100)
-        table = lance.write_dataset(articles(rows, more), namespace_client=namespace, table_id=ARTICLES, mode="append")
+        more = max(1, int(rows) // 100)
+        table = lance.write_dataset(
+            articles(int(rows), more), namespace_client=namespace, table_id=ARTICLES, mode="append"
+        )
         return {"rows": more, "version": table.version}
 
     @task.lance
@@ -112,14 +117,18 @@ with DAG(
     declare = LanceAddColumnsOperator(
         task_id="declare_column", table_id=ARTICLES, computed={"text_length": "length(text)"}
     )
-    backfill = LanceBackfillColumnOperator(task_id="backfill_column", table_id=ARTICLES, column="text_length")
+    backfill = LanceBackfillColumnOperator(
+        task_id="backfill_column", table_id=ARTICLES, column="text_length", cluster=CLUSTER
+    )
     view = LanceCreateMaterializedViewOperator(
         task_id="create_view",
         table_id=LONG_ARTICLES,
         query="SELECT id, upper(text) AS shout, text_length FROM articles WHERE text_length > 50",
     )
-    fill_new = LanceBackfillColumnOperator(task_id="backfill_new_rows", table_id=ARTICLES, column="text_length")
-    refresh = LanceRefreshMaterializedViewOperator(task_id="refresh_view", table_id=LONG_ARTICLES)
+    fill_new = LanceBackfillColumnOperator(
+        task_id="backfill_new_rows", table_id=ARTICLES, column="text_length", cluster=CLUSTER
+    )
+    refresh = LanceRefreshMaterializedViewOperator(task_id="refresh_view", table_id=LONG_ARTICLES, cluster=CLUSTER)
     staged = stage()
     publish = LanceCreateTableVersionOperator(task_id="create_version", table_id=ARTICLES, staged=staged)
     promote = LanceUpdateTagOperator(

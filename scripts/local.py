@@ -93,7 +93,7 @@ class Local:
         log = self.folder / "namespace.log"
         until = time.monotonic() + 90
         while time.monotonic() < until and child.poll() is None:
-            found = re.search(r"(http://\S+?)(?:/ui)?\s", log.read_text())
+            found = re.search(r"^ready (http://\S+)$", log.read_text(), re.MULTILINE)
             if found:
                 self.namespace_url = found[1].rstrip("/")
                 self.environment["AIRFLOW_CONN_LANCE_DEFAULT"] = json.dumps(

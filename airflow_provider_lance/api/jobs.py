@@ -92,6 +92,7 @@ class Job:
     result: dict[str, Any] | None = None
     failure: JobFailure | None = None
     progress: Progress | None = None
+    cancelling: bool = False
 
     @classmethod
     def from_wire(cls, body: Mapping[str, Any], job_id: str | None = None) -> Job:
@@ -109,6 +110,7 @@ class Job:
             result=dict(result) if isinstance(result, Mapping) else None,
             failure=JobFailure.from_dict(body.get("failure")),
             progress=Progress.from_dict(progress) if isinstance(progress, Mapping) else None,
+            cancelling=bool(body.get("cancel_requested")),
         )
 
 

@@ -1,7 +1,7 @@
 """Request and response models: the spec's generated ones by name, and ours where it has none.
 
-Ours are ``create-empty`` (which left the spec), the jobs API, the views API of LanceDB's client and the two
-request dialects the generated models are too narrow for. Nothing here is imported before a model is needed.
+Ours are ``create-empty`` (which left the spec), the jobs API, the views API of LanceDB's client, and the dialects the
+generated models are too narrow for. Nothing here is imported before a model is needed.
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ class CreateEmptyTableResponse(_Response):
     storage_options: dict[str, str] | None = None
 
 
+class DeleteFromTableResponse(_Response):
+    """The spec's, and how many rows went, which LanceDB's client reports."""
+
+    transaction_id: str | None = None
+    version: int | None = None
+    num_deleted_rows: int | None = None
+
+
 class CreateMaterializedViewQueryRequest(_Request):
     """LanceDB's dialect of CreateMaterializedView: the query's SQL instead of ``kind`` and ``source_query``."""
 
@@ -54,6 +62,12 @@ class CreateMaterializedViewQueryRequest(_Request):
     query: str
     with_no_data: bool | None = None
     auto_refresh: bool | None = None
+
+
+class ViewRequest(_Request):
+    """A create or refresh of a view in any dialect; its fields are checked by whoever knows what a view is."""
+
+    id: list[str] | None = None
 
 
 class DescribeMaterializedViewRequest(_Request):

@@ -67,6 +67,8 @@ class Protocol:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        #: Whether the server lists jobs by their ids; ``None`` until it was asked.
+        self.filters_jobs: bool | None = None
         self._timeout = httpx.Timeout(settings.timeout, connect=settings.connect_timeout).as_dict()
 
     def call(self, operation: Operation, fields: Mapping[str, Any], data: Any = None) -> Flow:
@@ -226,6 +228,7 @@ class Protocol:
                 if error.transient or error.code in {errors.UNAUTHENTICATED, errors.FORBIDDEN}:
                     raise
                 filtered = False
+            self.filters_jobs = filtered
             if filtered:
                 found |= {str(row["job_id"]): dict(row) for row in reply.value.get("jobs") or []}
                 continue

@@ -40,9 +40,13 @@ def session_factory(
 
 def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """A session with the tuned settings. Under ``spark-submit`` master and deploy mode are the submitter's."""
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Under spark-submit the JVM runs already and knows the submitter's settings; without it SparkConf() is empty,
+        # and our default master would win over --master (seen).
+        SparkContext._ensure_initialized()
     given = SparkConf()
     builder = SparkSession.builder.appName(name)
     if master or not given.contains("spark.master"):

@@ -76,6 +76,18 @@ class TableFiles:
             if not _is_missing(error):
                 raise
 
+    def read_bytes(self, path: str) -> bytes | None:
+        """A small file's content, or None where there is none."""
+        with _scratch() as scratch:
+            try:
+                self._session.download_file(path, scratch)
+            except OSError as error:
+                if "not found" in str(error).lower() or "no such file" in str(error).lower():
+                    return None
+                raise
+            with open(scratch, "rb") as file:
+                return file.read()
+
     def write_json(self, path: str, document: Any) -> None:
         """Replace a small document in one step: readers see the old one or the new one."""
         with _scratch() as scratch:

@@ -1,0 +1,212 @@
+"""Chunker views: each source row becomes any number of view rows, by a Python function, for changed rows only.
+
+The function gets the values of one row, or a batch of rows (``udtf_spec.batch``), and says which view rows come of it.
+Runs in Spark's workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine.changes import Changes, NotComparable
+from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.expressions import parse_path
+from airflow_provider_lance.engine.progress import TaskFigures
+from airflow_provider_lance.engine.resources import slots
+from airflow_provider_lance.engine.row_view import Computed, QueryView, Work, both
+from airflow_provider_lance.engine.scan_tasks import Producer, Scan, ScanTask, Written
+from airflow_provider_lance.engine.select_statement import SimpleSelect
+from airflow_provider_lance.engine.table_function import (
+    Environment,
+    TableFunction,
+    failed,
+    function_inputs,
+    load_function,
+    open_function,
+)
+from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID, ViewDefinition
+from airflow_provider_lance.engine.view_rows import cut_fragments
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+INPUT_ROW = "__input_row"
+# Rows a function sees at once, bounded by bytes: a page of text is small, a film is not.
+BATCH_ROWS = 1024
+BATCH_BYTES = 32 << 20
+_RETRY_SECONDS = 0.5
+
+
+def chunker_select(definition: ViewDefinition) -> SimpleSelect:
+    """The source query without the columns the function does not read: changes in those are none of its business."""
+    assert definition.select is not None
+    assert definition.udtf is not None
+    wanted = {parse_path(path)[0] for path in definition.udtf.input_columns or ()}
+    return replace(definition.select, items=tuple(item for item in definition.select.items if item.name in wanted))
+
+
+@dataclass(frozen=True)
+class ChunkProducer:
+    """Calls the function for every source row of a task and lines its rows up with the row they came from."""
+
+    scan: Scan
+    columns: Mapping[str, str]
+    paths: tuple[str, ...]
+    function: TableFunction
+    environment: Environment
+    batch: bool
+    output: pa.Schema
+
+    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
+        expand = load_function(self.function, self.environment)
+        batches = self.scan.batches(
+            task, dict(self.columns), batch_size=BATCH_ROWS, batch_size_bytes=BATCH_BYTES, batch_readahead=2
+        )
+        for batch in batches:
+            figures.bytes_read += batch.nbytes
+            inputs = function_inputs(batch, self.paths)
+            row_ids = batch.column(SOURCE_ROW_ID)
+            chunks = self._batch(expand, inputs, figures) if self.batch else self._rows(expand, inputs, figures)
+            yield from _with_row_ids(chunks, row_ids, self.output)
+
+    def _rows(self, expand: Callable[..., Any], inputs: pa.RecordBatch, figures: TaskFigures) -> pa.Table:
+        columns = [column.to_pylist() for column in inputs.columns]
+        names = self.output.names[:-1]
+        found: list[dict[str, Any]] = []
+        for number, values in enumerate(zip(*columns, strict=True)):
+            rows = self._guarded(partial(_expand, expand, values), figures, 1)
+            for row in rows or ():
+                found.append({**_row(row, names), INPUT_ROW: number})
+        return _table(found, self.output)
+
+    def _batch(self, expand: Callable[..., Any], inputs: pa.RecordBatch, figures: TaskFigures) -> pa.Table:
+        result = self._guarded(
+            lambda: _batch_result(expand(inputs), inputs.num_rows, self.output), figures, len(inputs)
+        )
+        return _table([], self.output) if result is None else result
+
+    def _guarded(self, call: Callable[[], Any], figures: TaskFigures, rows: int) -> Any:
+        """The function's own error policy: try again, then fail the job or leave the row (or batch) out."""
+        policy = self.function.envelope.policy
+        for attempt in range(policy.retries + 1):
+            try:
+                return call()
+            except Exception as error:
+                if attempt == policy.retries:
+                    if policy.on_error == "fail":
+                        raise failed("the view's function failed", error) from error
+                    figures.failed += rows
+                    return None
+                time.sleep(_RETRY_SECONDS * 2**attempt)
+        return None
+
+
+class ChunkerView(QueryView):
+    """``1:N`` rows by a function. Follows its source like a query; ``output_limit`` cuts what comes out."""
+
+    driver_rows = 0  # foreign code runs where the deployment put its packages: in the workers
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        definition = work.state.definition
+        assert definition.udtf is not None
+        self.udtf = definition.udtf
+        self.select = chunker_select(definition)
+        self.function = open_function(definition.udtf)
+        self.limit = work.request.get("output_limit")
+        self._check_output()
+
+    def producer(self, extra: str | None) -> Producer:
+        work = self.work
+        environment = Environment.of(self.udtf, work.request.get("manifest"))
+        environment.ship(work.context.spark.sparkContext)
+        scan = Scan(work.source_table, work.source.version, both(self.select.filter, extra))
+        columns = {item.name: item.expression for item in self.select.items} | {SOURCE_ROW_ID: "_rowid"}
+        paths = tuple(self.udtf.input_columns or ())
+        output = work.target.schema
+        return ChunkProducer(scan, columns, paths, self.function, environment, bool(self.udtf.batch), output)
+
+    def rows(self, fragments: tuple[int, ...] | None, extra: str | None, limit: int | None) -> list[Written]:
+        context = self.work.context.spark.sparkContext
+        asked = self.work.request.get("concurrency")
+        at_once = slots(context, self.udtf)
+        request = {**self.work.request, "concurrency": min(asked or at_once, at_once)}
+        self.work = replace(self.work, request=request)
+        return super().rows(fragments, extra, limit)
+
+    def rebuild(self) -> Computed:
+        return self._cut(super().rebuild(), 0)
+
+    def follow(self, changes: Changes) -> Computed:
+        state = self.work.state
+        if state.trimmed_to is not None:
+            raise NotComparable(f"the last refresh was cut to {state.trimmed_to} rows by output_limit")
+        computed = super().follow(changes)
+        return self._cut(computed, state.dataset.count_rows() - computed.rows_deleted)
+
+    def _cut(self, computed: Computed, kept: int) -> Computed:
+        if self.limit is None or kept + computed.rows_written <= self.limit:
+            return computed
+        if kept > self.limit:
+            raise NotComparable(f"the view holds {kept} rows, more than output_limit {self.limit}")
+        room = self.limit - kept
+        new = cut_fragments(computed.changes.new, room, self.work.target)
+        changes = replace(computed.changes, new=new)
+        return replace(computed, changes=changes, rows_written=room, trimmed_to=self.limit)
+
+    def _check_output(self) -> None:
+        stored = [(f.name, f.type) for f in self.work.state.dataset.schema if f.name != SOURCE_ROW_ID]
+        yields = [(f.name, f.type) for f in self.function.output]
+        if stored != yields:
+            raise JobError("plan", f"the view stores {stored}, but its function yields {yields}")
+
+
+def _expand(expand: Callable[..., Any], values: tuple[Any, ...]) -> list[Any]:
+    """The function may be a generator: its errors come while it is read."""
+    return list(expand(*values))
+
+
+def _row(row: Any, names: list[str]) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        return row
+    values = row if isinstance(row, tuple | list) else (row,)
+    if len(values) != len(names):
+        raise ValueError(f"the function yielded {len(values)} values for the columns {', '.join(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def _batch_result(result: Any, rows: int, output: pa.Schema) -> pa.Table:
+    """A batched function answers with Arrow rows that carry ``__input_row``, or with one list of rows per input row."""
+    import pyarrow as pa
+
+    if isinstance(result, pa.RecordBatch | pa.Table):
+        table = pa.table(result) if isinstance(result, pa.Table) else pa.Table.from_batches([result])
+        if INPUT_ROW not in table.column_names:
+            raise ValueError(f"a batched chunker's Arrow result needs the column {INPUT_ROW}: whose row is it?")
+        return table
+    lists = list(result)
+    if len(lists) != rows:
+        raise ValueError(f"a batched chunker got {rows} rows and answered for {len(lists)}")
+    names = output.names[:-1]
+    return _table([{**_row(row, names), INPUT_ROW: n} for n, many in enumerate(lists) for row in many or ()], output)
+
+
+def _table(rows: list[dict[str, Any]], output: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    schema = output.remove(output.get_field_index(SOURCE_ROW_ID)).append(pa.field(INPUT_ROW, pa.int64()))
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _with_row_ids(chunks: pa.Table, row_ids: pa.Array, output: pa.Schema) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    if not chunks.num_rows:
+        return
+    ids = pa.chunked_array([row_ids]).take(chunks[INPUT_ROW])
+    columns = [ids if field.name == SOURCE_ROW_ID else chunks[field.name].cast(field.type) for field in output]
+    yield from pa.table(columns, schema=output).to_batches()

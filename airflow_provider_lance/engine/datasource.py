@@ -1,0 +1,206 @@
+"""Lance tables as Spark tables: fragments as partitions, only the needed columns, simple filters pushed down, in Arrow.
+
+For the SQL that Lance itself has no words for (joins, GROUP BY, unions). Each table is registered as a data source
+class of its own that carries its location and credentials inside, so that no Spark plan, log or UI shows them.
+Spark plans in short-lived Python processes: nothing here may import Lance before rows are read.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from airflow_provider_lance.engine.select_statement import quote
+from airflow_provider_lance.engine.table import TableRef
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import Filter
+
+# Rows per Arrow batch on the way into the JVM; Spark's default of 10,000 spends its time on batch borders.
+BATCH_ROWS = 65_536
+_COMPARISONS = {
+    "EqualTo": "=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+}
+
+
+@dataclass(frozen=True)
+class LanceSource:
+    """One version of a table, reduced to the columns a query reads, as groups of fragments: one per Spark task."""
+
+    table: TableRef
+    version: int
+    schema: pa.Schema
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, table: TableRef, dataset: lance.LanceDataset, columns: Sequence[str], partitions: int) -> LanceSource:
+        """Neighbouring fragments with about the same number of rows go together."""
+        import pyarrow as pa
+
+        schema = pa.schema([pa.field(name, dataset.schema.field(name).type) for name in columns])
+        fragments = dataset.get_fragments()
+        rows = [fragment.count_rows() for fragment in fragments]
+        total, before = sum(rows) or 1, 0
+        shares: list[list[int]] = [[] for _ in range(max(1, min(partitions, len(fragments))))]
+        for fragment, count in zip(fragments, rows, strict=True):
+            shares[min(len(shares) - 1, before * len(shares) // total)].append(fragment.fragment_id)
+            before += count
+        return cls(table, dataset.version, schema, tuple(tuple(share) for share in shares if share))
+
+
+@dataclass
+class FragmentGroup(InputPartition):
+    """Neighbouring fragments that one Spark task reads."""
+
+    fragments: tuple[int, ...]
+
+
+def spark_table(session: SparkSession, source: LanceSource) -> DataFrame:
+    """A DataFrame over ``source``, registered in ``session`` under a name of its own."""
+    name = f"lance_{uuid.uuid4().hex}"
+
+    # A class per table: Spark pickles it into its workers, and with it what the reader needs.
+    class Registered(LanceTable):
+        lance_source = source
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    session.dataSource.register(Registered)
+    return session.read.format(name).schema(_spark_struct(source)).load()
+
+
+def _spark_struct(source: LanceSource) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(spark_schema(source.schema))
+
+
+class LanceTable(DataSource):
+    """The data source behind :func:`spark_table`."""
+
+    lance_source: LanceSource
+
+    def schema(self) -> Any:
+        return _spark_struct(self.lance_source)
+
+    def reader(self, schema: Any) -> LanceReader:
+        return LanceReader(self.lance_source)
+
+
+class LanceReader(DataSourceReader):
+    """Reads fragment groups with pylance inside Spark's Python workers."""
+
+    def __init__(self, source: LanceSource) -> None:
+        self.source = source
+        self.filter: str | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what Lance evaluates exactly as Spark does; Spark evaluates the rest."""
+        taken = []
+        for spark_filter in filters:
+            condition = lance_filter(spark_filter, self.source.schema)
+            if condition is None:
+                yield spark_filter
+            else:
+                taken.append(condition)
+        self.filter = " AND ".join(taken) or None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [FragmentGroup(group) for group in self.source.groups] or [FragmentGroup(())]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, FragmentGroup)
+        if not partition.fragments:
+            return
+        dataset = self.source.table.open(self.source.version)
+        schema = spark_schema(self.source.schema)
+        same = schema.equals(self.source.schema)
+        batches = dataset.scanner(
+            columns=self.source.schema.names,
+            filter=self.filter,
+            fragments=[dataset.get_fragment(number) for number in partition.fragments],
+            batch_size=BATCH_ROWS,
+            blob_handling="all_binary",
+        ).to_batches()
+        for batch in batches:
+            yield batch if same else batch.cast(schema)
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The nearest schema that Spark can hold."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(field.name, spark_type(field.type), field.nullable) for field in schema])
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType:
+    """Spark has no unsigned 64-bit integers, no fixed-size lists, no half floats and no nanoseconds."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_uint64(kind):
+        return pa.decimal128(20, 0)
+    if types.is_uint32(kind):
+        return pa.int64()
+    if types.is_uint16(kind):
+        return pa.int32()
+    if types.is_uint8(kind):
+        return pa.int16()
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_fixed_size_list(kind) or types.is_large_list(kind) or types.is_list(kind):
+        return pa.list_(spark_type(kind.value_type))
+    if types.is_fixed_size_binary(kind) or types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_large_string(kind) or types.is_dictionary(kind):
+        return pa.string() if not types.is_dictionary(kind) else spark_type(kind.value_type)
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if types.is_struct(kind):
+        return pa.struct([pa.field(child.name, spark_type(child.type), child.nullable) for child in kind])
+    return kind
+
+
+def lance_filter(spark_filter: Filter, schema: pa.Schema) -> str | None:
+    """The condition in Lance's SQL, or None where the two might disagree (dates, decimals, nested names)."""
+    name = type(spark_filter).__name__
+    attribute = getattr(spark_filter, "attribute", None)
+    if attribute is None or len(attribute) != 1 or schema.get_field_index(attribute[0]) < 0:
+        return None
+    kind = schema.field(attribute[0]).type
+    column = quote(attribute[0])
+    if name in ("IsNull", "IsNotNull"):
+        return f"{column} IS {'NOT ' if name == 'IsNotNull' else ''}NULL"
+    if name in _COMPARISONS:
+        value = _literal(spark_filter.value, kind)
+        return None if value is None else f"{column} {_COMPARISONS[name]} {value}"
+    if name == "In":
+        values = [_literal(value, kind) for value in spark_filter.value]
+        return None if None in values or not values else f"{column} IN ({', '.join(str(v) for v in values)})"
+    return None
+
+
+def _literal(value: Any, kind: pa.DataType) -> str | None:
+    import pyarrow as pa
+
+    if isinstance(value, bool):
+        return str(value).lower() if pa.types.is_boolean(kind) else None
+    if isinstance(value, int) and pa.types.is_signed_integer(kind):
+        return str(value)
+    if isinstance(value, str) and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return "'" + value.replace("'", "''") + "'"
+    # Floats are left to Spark: it calls NaN equal to itself and larger than everything, Arrow does not.
+    return None

@@ -1,0 +1,327 @@
+"""Turn rows of a source table into fragments of a view, in the driver or in Spark tasks.
+
+A *producer* yields the batches of one :class:`ScanTask`; everything else is the same for every kind of view: cut the
+source into tasks, run them, write fragments, count. Only fragment metadata comes back. Commits nothing. Spark workers
+import this module, so it imports neither Lance nor a namespace before there is a task.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine.context import JobContext, JobError
+from airflow_provider_lance.engine.faults import reach
+from airflow_provider_lance.engine.progress import ProgressAddress, ProgressMeter, ProgressSender, TaskFigures
+from airflow_provider_lance.engine.resources import with_resources
+from airflow_provider_lance.engine.session import default_parallelism
+from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.udtf_spec import UdtfSpec
+from airflow_provider_lance.engine.watched import run_watched
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+    from lance.fragment import FragmentMetadata
+
+DEFAULT_ROWS_PER_FILE = 1024 * 1024
+# Below this a Spark session costs more than the work: one process reads some millions of rows a second.
+DRIVER_ROWS = 2_000_000
+DRIVER_BYTES = 512 << 20
+# A task costs tens of milliseconds: it should be worth seconds, and there should be a few per core to even them out.
+ROWS_PER_SPARK_TASK = 2_500_000
+TASKS_PER_CORE = 4
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """Some live rows of the source: whole fragments, or the ``offset``/``limit`` part of a single one."""
+
+    index: int
+    fragments: tuple[int, ...]
+    rows: int
+    offset: int | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What every task of a run reads: one version of the source, and which of its rows."""
+
+    source: TableRef
+    version: int
+    filter: str | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def batches(self, task: ScanTask, columns: dict[str, str] | list[str], **options: Any) -> Iterator[pa.RecordBatch]:
+        dataset = self._open()
+        fragments = [dataset.get_fragment(number) for number in task.fragments]
+        scanner = dataset.scanner(
+            columns=columns,
+            filter=self.filter,
+            fragments=fragments,
+            offset=task.offset,
+            limit=task.limit,
+            scan_in_order=True,
+            blob_handling="all_binary",
+            **options,
+        )
+        yield from scanner.to_batches()
+
+    def _open(self) -> lance.LanceDataset:
+        if self.run not in _opened:
+            _opened.clear()
+            _opened[self.run] = self.source.open(self.version)
+        return _opened[self.run]
+
+
+# A Spark worker runs many tasks of one scan and need open its version only once; only the newest is kept.
+_opened: dict[str, lance.LanceDataset] = {}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a task's rows go: the view, the schema of its rows, and how large its fragments may grow."""
+
+    view: TableRef
+    schema: pa.Schema
+    rows_per_file: int = DEFAULT_ROWS_PER_FILE
+    storage_version: str | None = None
+    new_schema: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one task wrote: fragment metadata as JSON, and how many rows they hold."""
+
+    index: int
+    fragments: tuple[str, ...]
+    rows: int
+    skipped: int = 0
+
+    def metadata(self) -> list[FragmentMetadata]:
+        from lance.fragment import FragmentMetadata
+
+        return [FragmentMetadata.from_json(text) for text in self.fragments]
+
+
+class FunctionFailedError(Exception):
+    """A view's own function failed, or cannot be loaded: trying the task again would not help."""
+
+
+Producer = Callable[[ScanTask, TaskFigures], Iterable["pa.RecordBatch"]]
+
+
+@dataclass(frozen=True)
+class QueryProducer:
+    """Rows of a single-table query, evaluated by Lance."""
+
+    scan: Scan
+    columns: Mapping[str, str]
+
+    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
+        for batch in self.scan.batches(task, dict(self.columns)):
+            figures.bytes_read += batch.nbytes
+            yield batch
+
+
+def plan_tasks(
+    dataset: lance.LanceDataset,
+    fragments: Iterable[int] | None,
+    *,
+    rows_per_task: int,
+    exact: bool,
+    filter: str | None = None,
+) -> list[ScanTask]:
+    """Cut fragments, in their order, into tasks of about ``rows_per_task`` rows.
+
+    ``exact`` makes it an upper bound: rows are then counted under ``filter`` and large fragments are split.
+    """
+    chosen = dataset.get_fragments() if fragments is None else [dataset.get_fragment(number) for number in fragments]
+    tasks: list[ScanTask] = []
+    group: list[int] = []
+    rows = 0
+
+    def flush() -> None:
+        nonlocal group, rows
+        if group:
+            tasks.append(ScanTask(len(tasks), tuple(group), rows))
+        group, rows = [], 0
+
+    for fragment in chosen:
+        count = fragment.count_rows(filter) if exact and filter else fragment.count_rows()
+        if not count:
+            continue
+        if rows and rows + count > rows_per_task:
+            flush()
+        if exact and count > rows_per_task:
+            for offset in range(0, count, rows_per_task):
+                size = min(rows_per_task, count - offset)
+                tasks.append(ScanTask(len(tasks), (fragment.fragment_id,), size, offset, size))
+            continue
+        group.append(fragment.fragment_id)
+        rows += count
+    flush()
+    return tasks
+
+
+def run_in_driver(
+    context: JobContext, tasks: Sequence[ScanTask], producer: Producer, target: Target, meter: ProgressMeter
+) -> list[Written]:
+    """Run tasks one after the other here; for work that is not worth a Spark session."""
+    done = []
+    for task in tasks:
+        context.reporter.check()
+        figures = TaskFigures()
+        done.append(write_task(task, producer, target, figures))
+        meter.task_done(f"driver-{task.index}", replace(figures, fragments=len(task.fragments)))
+    return done
+
+
+def run_on_spark(
+    context: JobContext,
+    tasks: Sequence[ScanTask],
+    producer: Producer,
+    target: Target,
+    meter: ProgressMeter,
+    *,
+    concurrency: int | None = None,
+    threads: int | None = None,
+    udtf: UdtfSpec | None = None,
+) -> list[Written]:
+    """Run tasks in Spark's Python workers, ``concurrency`` at once with ``threads`` each; results in task order."""
+    spark = context.spark.sparkContext
+    slices = _slices(tasks, min(len(tasks), concurrency or default_parallelism(spark) * TASKS_PER_CORE))
+    worker = _Worker(producer, target, threads or 1, meter.address)
+    rdd = spark.parallelize(slices, len(slices))
+    if udtf is not None:
+        rdd = with_resources(rdd, spark, udtf)
+    results = run_watched(context, rdd.mapPartitionsWithIndex(worker).collect)
+    for number, figures, many in results:
+        meter.task_done(f"task-{number}", figures)
+        if isinstance(many, str):
+            raise JobError("compute", many)
+    return sorted((written for _, _, many in results for written in many), key=lambda written: written.index)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """What runs inside a Spark task: its share of the tasks, one after the other or in a few threads."""
+
+    producer: Producer
+    target: Target
+    threads: int
+    address: ProgressAddress
+
+    def __call__(
+        self, number: int, partition: Iterable[list[ScanTask]]
+    ) -> Iterator[tuple[int, TaskFigures, list[Written] | str]]:
+        tasks = [task for group in partition for task in group]
+        sender = ProgressSender(self.address, f"task-{number}")
+
+        def run(task: ScanTask) -> Written:
+            written = write_task(task, self.producer, self.target, sender.figures)
+            sender.figures.fragments += len(task.fragments)
+            sender.tick()
+            return written
+
+        try:
+            if self.threads == 1 or len(tasks) == 1:
+                done = [run(task) for task in tasks]
+            else:
+                with ThreadPoolExecutor(max_workers=self.threads) as pool:
+                    done = list(pool.map(run, tasks))
+        except FunctionFailedError as error:
+            # An answer, not an exception: Spark would run the same function on the same rows three times more.
+            yield number, sender.figures, str(error)
+            return
+        finally:
+            sender.close()
+        yield number, sender.figures, done
+
+
+def write_task(task: ScanTask, producer: Producer, target: Target, figures: TaskFigures) -> Written:
+    """Write what ``producer`` yields for ``task`` as fragments of the view, one batch in memory at a time."""
+    import pyarrow as pa
+    from lance.fragment import write_fragments
+
+    reach("view-task")
+    failed_before = figures.failed
+
+    failure: list[Exception] = []
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in producer(task, figures):
+                figures.rows += batch.num_rows
+                figures.bytes_written += batch.nbytes
+                if batch.num_rows:
+                    yield batch if batch.schema.equals(target.schema) else _conform(batch, target.schema)
+        except Exception as error:
+            failure.append(error)
+            raise
+
+    try:
+        fragments = write_fragments(
+            pa.RecordBatchReader.from_batches(target.schema, counted()),
+            target.view.location,
+            schema=target.schema,
+            mode="overwrite" if target.new_schema else "append",
+            max_rows_per_file=target.rows_per_file,
+            data_storage_version=target.storage_version,
+            enable_stable_row_ids=True,
+            storage_options=target.view.storage_options or None,
+        )
+    except (OSError, ValueError, RuntimeError):
+        # Lance passes a producer's error through Rust, where its type and its cause get lost.
+        if failure:
+            raise failure[0] from None
+        raise
+    kept = [fragment for fragment in fragments if fragment.physical_rows]
+    return Written(
+        task.index,
+        tuple(json.dumps(fragment.to_json()) for fragment in kept),
+        sum(fragment.physical_rows for fragment in kept),
+        figures.failed - failed_before,
+    )
+
+
+class FragmentWriter:
+    """For ``DataFrame.mapInArrow``: the rows of one partition become fragments, and one line that describes them."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        written = write_task(ScanTask(0, (), 0), lambda _task, _figures: batches, self.target, TaskFigures())
+        line = json.dumps({"fragments": written.fragments, "rows": written.rows})
+        yield pa.RecordBatch.from_pydict({"written": [line]})
+
+    @staticmethod
+    def read(index: int, line: str) -> Written:
+        return Written(index, **json.loads(line))
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns in the view's order and types; Lance yields view types for some functions, and nullable row ids."""
+    import pyarrow as pa
+
+    columns = [batch.column(field.name).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _slices(tasks: Sequence[ScanTask], count: int) -> list[list[ScanTask]]:
+    """Contiguous shares of about the same number of rows, so that the view keeps its source's order."""
+    total = sum(task.rows for task in tasks) or 1
+    shares: list[list[ScanTask]] = [[] for _ in range(max(1, count))]
+    before = 0
+    for task in tasks:
+        shares[min(len(shares) - 1, before * len(shares) // total)].append(task)
+        before += task.rows
+    return [share for share in shares if share]

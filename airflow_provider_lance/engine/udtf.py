@@ -1,0 +1,230 @@
+"""Views by a batch table function: N rows in, M rows out, partition by partition, always from scratch.
+
+A task finds the rows of its partitions by itself, from one column of the source: nothing is shuffled and no data
+crosses the JVM. A partition must fit into a worker's memory, because the function sees it whole.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.expressions import format_path, parse_path
+from airflow_provider_lance.engine.progress import TaskFigures
+from airflow_provider_lance.engine.resources import slots
+from airflow_provider_lance.engine.row_view import Computed, Work, replaced
+from airflow_provider_lance.engine.scan_tasks import TASKS_PER_CORE, ScanTask, run_on_spark
+from airflow_provider_lance.engine.select_statement import SimpleSelect
+from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.table_function import (
+    Environment,
+    TableFunction,
+    failed,
+    function_inputs,
+    load_function,
+    open_function,
+)
+from airflow_provider_lance.engine.udtf_spec import ErrorHandling
+from airflow_provider_lance.engine.view_binding import check_same, check_table_function, ivf_index, output_schema
+
+if TYPE_CHECKING:
+    import lance
+    import numpy as np
+    import pyarrow as pa
+
+_KEY, _KEEP = "__key", "__keep"
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """How rows fall into partitions: by a value of the query, by the lists of an IVF index, or all into one."""
+
+    expression: str | None = None
+    index: str | None = None
+
+    def find(
+        self, dataset: lance.LanceDataset, select: SimpleSelect, bucket: int, buckets: int
+    ) -> Iterator[np.ndarray]:
+        """The rows (as positions in the table) of every partition that falls to ``bucket``, in a stable order."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        keys, keep = self._scan(dataset, select)
+        positions = np.flatnonzero(keep)
+        if select.limit is not None:
+            positions = positions[: select.limit]
+        if self.index is not None:
+            reader = _index_reader(dataset, self.index)
+            for number in range(bucket, reader.num_partitions(), buckets):
+                members = pc.is_in(keys, value_set=reader.read_partition(number)["_rowid"].combine_chunks())
+                found = positions[members.to_numpy(zero_copy_only=False)[positions]]
+                if len(found):
+                    yield found
+        elif self.expression is None:
+            if len(positions):
+                yield positions
+        else:
+            encoded = pa.chunked_array(keys.chunks).combine_chunks().dictionary_encode(null_encoding="encode")
+            codes = encoded.indices.to_numpy()[positions]
+            order = np.argsort(codes, kind="stable")
+            codes, positions = codes[order], positions[order]
+            groups = np.split(positions, np.flatnonzero(np.diff(codes)) + 1) if len(codes) else []
+            values = encoded.dictionary.take(pa.array(np.unique(codes))).to_pylist()
+            for value, rows in zip(values, groups, strict=True):
+                # Not hash(): it differs from process to process, and every partition must fall to exactly one task.
+                if zlib.crc32(repr(value).encode()) % buckets == bucket:
+                    yield rows
+
+    def count(self, dataset: lance.LanceDataset, select: SimpleSelect) -> int:
+        """How many partitions there are, so that no more tasks are made than can have work."""
+        import pyarrow.compute as pc
+
+        if self.index is not None:
+            return int(_index_reader(dataset, self.index).num_partitions())
+        if self.expression is None:
+            return 1
+        return max(1, int(pc.count_distinct(self._scan(dataset, select)[0], mode="all").as_py()))
+
+    def _scan(self, dataset: lance.LanceDataset, select: SimpleSelect) -> tuple[pa.ChunkedArray, np.ndarray]:
+        import numpy as np
+
+        columns = {_KEY: self.expression or "_rowid"}
+        if select.filter is not None:
+            columns[_KEEP] = select.filter
+        table = dataset.scanner(columns=columns, scan_in_order=True).to_table()
+        if select.filter is None:
+            return table[_KEY], np.ones(table.num_rows, bool)
+        return table[_KEY], table[_KEEP].fill_null(False).to_numpy().astype(bool)
+
+
+@dataclass(frozen=True)
+class UdtfProducer:
+    """Runs the function over the partitions of one bucket, under the view's error handling."""
+
+    source: TableRef
+    version: int
+    select: SimpleSelect
+    paths: tuple[str, ...]
+    partitioning: Partitioning
+    buckets: int
+    function: TableFunction
+    environment: Environment
+    errors: ErrorHandling
+
+    def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
+        call = load_function(self.function, self.environment)
+        dataset = self.source.open(self.version)
+        columns = {item.name: item.expression for item in self.select.items}
+        for rows in self.partitioning.find(dataset, self.select, task.index, self.buckets):
+            data = dataset.take(rows.tolist(), columns=columns)
+            figures.bytes_read += data.nbytes
+            inputs = function_inputs(data.combine_chunks().to_batches()[0], self.paths)
+            yield from self._run(call, inputs, figures)
+
+    def _run(self, call: Any, inputs: pa.RecordBatch, figures: TaskFigures) -> list[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for attempt in range(1, self.errors.max_attempts + 1):
+            try:
+                # Collected before the first row is passed on: a partition that fails half way leaves nothing behind.
+                return [
+                    batch
+                    for part in call(pa.Table.from_batches([inputs]))
+                    for batch in _batches(part, self.function.output)
+                ]
+            except Exception as error:
+                if self.errors.mode == "retry" and attempt < self.errors.max_attempts:
+                    time.sleep(self.errors.delay(attempt))
+                    continue
+                if self.errors.mode != "skip":
+                    raise failed("the view's function failed on a partition", error) from error
+                figures.failed += inputs.num_rows
+                return []
+        return []
+
+
+class UdtfView:
+    """A view of kind ``udtf``. Has nothing to follow: any change of its source may change any of its rows."""
+
+    def __init__(self, work: Work) -> None:
+        definition = work.state.definition
+        assert definition.select is not None
+        assert definition.udtf is not None
+        self.work, self.select, self.udtf = work, definition.select, definition.udtf
+        inputs = output_schema(self.select, work.source.schema)
+        check_table_function(self.udtf, inputs, work.source)
+        self.paths = self.udtf.input_columns or tuple(format_path([name]) for name in inputs.names)
+        self.function = open_function(self.udtf)
+        check_same(work.state.dataset.schema, self.function.output, "the view", "its function")
+
+    def rebuild(self) -> Computed:
+        work = self.work
+        spark = work.context.spark.sparkContext
+        environment = Environment.of(self.udtf, work.request.get("manifest"))
+        environment.ship(spark)
+        at_once = slots(spark, self.udtf)
+        partitioning = self._partitioning()
+        work.meter.phase("partition")
+        count = partitioning.count(work.source, self.select)
+        buckets = min(count, at_once * TASKS_PER_CORE)
+        producer = UdtfProducer(
+            work.source_table,
+            work.source.version,
+            self.select,
+            self.paths,
+            partitioning,
+            buckets,
+            self.function,
+            environment,
+            self.udtf.errors,
+        )
+        work.meter.phase("compute", fragments_total=buckets)
+        written = run_on_spark(
+            work.context,
+            [ScanTask(number, (), 1) for number in range(buckets)],
+            producer,
+            work.target,
+            work.meter,
+            concurrency=min(work.request.get("concurrency") or at_once, at_once),
+            udtf=self.udtf,
+        )
+        return replaced(work.state, written)
+
+    def _partitioning(self) -> Partitioning:
+        if self.udtf.partition_by_indexed_column is not None:
+            name = ivf_index(self.work.source, self.udtf.partition_by_indexed_column)
+            assert name is not None
+            left = self.work.source.stats.index_stats(name)["num_unindexed_rows"]
+            if left:
+                raise JobError(
+                    "plan",
+                    f"{left} rows of the source are not in the index {name} yet, so they belong to no partition: "
+                    "optimize the index, then refresh.",
+                )
+            return Partitioning(index=name)
+        if self.udtf.partition_by is None:
+            return Partitioning()
+        first, *rest = parse_path(self.udtf.partition_by)
+        item = next(item for item in self.select.items if item.name == first)
+        return Partitioning(expression=".".join([item.expression, *([format_path(rest)] if rest else [])]))
+
+
+def _index_reader(dataset: lance.LanceDataset, name: str) -> Any:
+    from lance.dataset import VectorIndexReader
+
+    return VectorIndexReader(dataset, name)
+
+
+def _batches(part: Any, output: pa.Schema) -> list[pa.RecordBatch]:
+    """What a function may yield: Arrow batches and tables, or rows as dictionaries."""
+    import pyarrow as pa
+
+    if isinstance(part, Mapping):
+        part = pa.Table.from_pylist([dict(part)], schema=output)
+    table = part if isinstance(part, pa.Table) else pa.Table.from_batches([part])
+    return table.select(output.names).cast(output).to_batches()

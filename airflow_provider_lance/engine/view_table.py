@@ -1,0 +1,241 @@
+"""A view as a table: make it, read how far it has come, move it forward. The only writer of the ``mv.*`` metadata.
+
+A refresh is two commits, as LanceDB's are: all row changes in one, then the bookmark (``mv.source_version`` and what
+belongs to it). The first names its source version in its transaction, so that whoever comes after a crash between the
+two finishes it. Knows nothing of how rows are computed; the server calls :func:`create_view` in process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_lance.engine.changes import SourcePoint
+from airflow_provider_lance.engine.commit import JOB_ID
+from airflow_provider_lance.engine.history import read_commit
+from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.view_binding import bind
+from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable, commit_next
+from airflow_provider_lance.engine.view_definition import LANCEDB_FORMAT, SOURCE_ROW_ID, ViewDefinition
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+    from lance.fragment import FragmentMetadata
+    from lance_namespace import LanceNamespace
+
+SOURCE_VERSION = "mv.source_version"
+SOURCE_TIMESTAMP = "mv.source_version_ts"
+SOURCE_POINTS = "mv.source_points"  # of a view with several sources
+REFRESHED_AT = "mv.refreshed_at_ms"
+VIEW_VERSION = "mv.view_version"
+INCARNATION = "mv.incarnation"
+TRIMMED_TO = "mv.trimmed_to"
+OUTCOME = "mv.refresh"  # in the transaction of a row commit
+
+# Commits that leave every row as it was, so a view may be compacted and indexed between two refreshes.
+_HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a refresh did: its sources' versions and its figures. Travels in the row commit, for whoever finishes it."""
+
+    points: Mapping[str, SourcePoint]
+    mode: str
+    rows_written: int = 0
+    rows_deleted: int = 0
+    rows_failed: int = 0
+    reason: str | None = None
+    trimmed_to: int | None = None
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> Outcome:
+        data = json.loads(text)
+        data["points"] = {name: SourcePoint(**point) for name, point in data["points"].items()}
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class ViewState:
+    """A view at its newest version.
+
+    ``points`` is where each source was at the last refresh, ``None`` when the view's rows cannot be relied on;
+    ``doubt`` then says why. ``unfinished`` is a refresh whose rows are there and whose bookmark is not.
+    ``trimmed_to`` tells that the last refresh left rows out, because of ``output_limit``.
+    """
+
+    dataset: lance.LanceDataset
+    definition: ViewDefinition
+    points: Mapping[str, SourcePoint] | None
+    doubt: str | None = None
+    unfinished: Outcome | None = None
+    trimmed_to: int | None = None
+
+    @property
+    def version(self) -> int:
+        return int(self.dataset.version)
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """All row changes of one refresh. With ``schema`` the table is written anew under that schema."""
+
+    new: list[FragmentMetadata] = field(default_factory=list)
+    updated: list[FragmentMetadata] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
+    schema: pa.Schema | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.new or self.updated or self.removed or self.schema)
+
+
+def create_view(
+    location: str,
+    definition: ViewDefinition,
+    open_source: Callable[[str], lance.LanceDataset],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    namespace: LanceNamespace | None = None,
+    table_id: list[str] | None = None,
+) -> tuple[int, ViewDefinition]:
+    """Write the empty view at ``location`` and return its version and its definition as it was stored.
+
+    ``open_source`` opens the table a name of ``definition.sources`` stands for; whatever it raises for a missing table
+    passes through. Pass ``namespace`` and ``table_id`` for a table that the namespace declared with managed versions.
+    Raises InvalidInputError (code 13) for a definition that does not hold over its source.
+    """
+    import lance
+
+    bound, schema = bind(definition, open_source)
+    metadata = {**bound.to_metadata(), INCARNATION: str(uuid.uuid4())}
+    empty = schema.with_metadata(metadata).empty_table()
+    managed: dict[str, Any] = {"mode": "create"}
+    if namespace is not None:
+        # A declared table exists already, without a version: "create" would refuse it.
+        managed = {"mode": "append", "namespace_client": namespace, "table_id": list(table_id or [])}
+    dataset = lance.write_dataset(
+        empty,
+        None if namespace is not None else location,
+        enable_stable_row_ids=True,
+        storage_options=dict(storage_options or {}) or None,
+        **managed,
+    )
+    return int(dataset.version), bound
+
+
+def read_state(table: TableRef) -> ViewState:
+    """How far the view at ``table`` has come, and whether its rows are what its bookmark says."""
+    dataset = table.open()
+    metadata = {key.decode(): value.decode() for key, value in (dataset.schema.metadata or {}).items()}
+    definition = ViewDefinition.from_metadata(metadata)
+    if definition is None:
+        raise ValueError(f"{table.location} is not a materialized view: its schema has no mv.definition")
+    points: Mapping[str, SourcePoint] | None = _read_points(metadata, definition)
+    trimmed = int(metadata.get(TRIMMED_TO) or 0) or None
+    bookmark = int(metadata.get(VIEW_VERSION, 0))
+    if points is not None and not bookmark:
+        return ViewState(dataset, definition, None, "the view does not say which of its versions was refreshed")
+    unfinished: Outcome | None = None
+    for version in range((bookmark or 1) + 1, dataset.version + 1):
+        commit = read_commit(dataset, version)
+        if commit is not None and OUTCOME in commit.properties and unfinished is None:
+            unfinished = Outcome.decode(commit.properties[OUTCOME])
+            points, trimmed = unfinished.points, unfinished.trimmed_to
+        elif not (commit is not None and commit.operation in _HARMLESS) and not _same_rows(dataset, version):
+            return ViewState(dataset, definition, None, f"the view itself was changed at its version {version}")
+    if points and unfinished is None and _doubled(dataset, definition, bookmark):
+        return ViewState(dataset, definition, None, "rows are there twice: two systems refreshed it at the same moment")
+    doubt = None if points else "this is its first refresh"
+    return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
+
+
+def _doubled(dataset: lance.LanceDataset, definition: ViewDefinition, bookmark: int) -> bool:
+    """Whether a refresh that is not ours was rebased onto another one: LanceDB's commits do not exclude each other.
+
+    Looked for only after such a refresh; costs a scan of one integer column.
+    """
+    import pyarrow.compute as pc
+
+    commit = read_commit(dataset, bookmark)
+    if definition.format != LANCEDB_FORMAT or (commit is not None and JOB_ID in commit.properties):
+        return False
+    ids = dataset.to_table(columns=[SOURCE_ROW_ID])[SOURCE_ROW_ID]
+    return int(pc.count_distinct(ids).as_py()) != len(ids)
+
+
+def _same_rows(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether a commit that pylance has no name for (a compaction reserves fragment numbers first) touched no row."""
+    try:
+        before, after = (dataset.checkout_version(number).get_fragments() for number in (version - 1, version))
+    except (OSError, ValueError):
+        return False
+    describe = lambda fragments: [  # noqa: E731
+        (f.fragment_id, [file.path for file in f.data_files()], f.num_deletions) for f in fragments
+    ]
+    return describe(before) == describe(after)
+
+
+def write_rows(view: ViewTable, state: ViewState, changes: RowChanges, outcome: Outcome, job_id: str) -> int:
+    """Commit all row changes of a refresh as the view's next version; raises ViewMovedError if it moved."""
+    from lance import LanceOperation
+
+    operation: Any
+    if changes.schema is not None:
+        kept = {key.decode(): value.decode() for key, value in (state.dataset.schema.metadata or {}).items()}
+        operation = LanceOperation.Overwrite(changes.schema.with_metadata(kept), changes.new)
+    else:
+        operation = LanceOperation.Update(
+            removed_fragment_ids=changes.removed, updated_fragments=changes.updated, new_fragments=changes.new
+        )
+    return commit_next(view, state.version, operation, {OUTCOME: outcome.encode(), JOB_ID: job_id})
+
+
+def write_bookmark(view: ViewTable, version: int, outcome: Outcome, job_id: str) -> int:
+    """Say that the rows at ``version`` are those of ``outcome``; returns the version that says so.
+
+    Another refresh may finish for us and a compaction may slip in: both leave these rows, and both are recognised.
+    """
+    from lance import LanceOperation
+
+    first = next(iter(outcome.points.values()))
+    while True:
+        updates = {
+            SOURCE_VERSION: str(first.version),
+            SOURCE_TIMESTAMP: str(first.timestamp),
+            REFRESHED_AT: str(time.time_ns() // 1_000_000),
+            VIEW_VERSION: str(version + 1),
+        }
+        if len(outcome.points) > 1:
+            updates[SOURCE_POINTS] = json.dumps({name: asdict(point) for name, point in outcome.points.items()})
+        if outcome.trimmed_to is not None:
+            updates[TRIMMED_TO] = str(outcome.trimmed_to)
+        elif TRIMMED_TO.encode() in (view.table.open().schema.metadata or {}):
+            updates[TRIMMED_TO] = ""
+        operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap(updates))
+        try:
+            return commit_next(view, version, operation, {JOB_ID: job_id})
+        except ViewMovedError:
+            state = read_state(view.table)
+            if state.points != outcome.points:
+                raise
+            if state.unfinished is None:
+                return state.version
+            version = state.version
+
+
+def _read_points(metadata: Mapping[str, str], definition: ViewDefinition) -> dict[str, SourcePoint] | None:
+    if SOURCE_VERSION not in metadata or not definition.sources:
+        return None
+    if SOURCE_POINTS in metadata:
+        return {name: SourcePoint(**point) for name, point in json.loads(metadata[SOURCE_POINTS]).items()}
+    point = SourcePoint(int(metadata[SOURCE_VERSION]), int(metadata.get(SOURCE_TIMESTAMP, 0)))
+    return {definition.sources[0]: point}

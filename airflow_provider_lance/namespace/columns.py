@@ -1,0 +1,154 @@
+"""Columns: plain, computed and virtual ones are declared here, and their backfills accepted.
+
+A rule is checked and typed when it is declared, stored under LanceDB's metadata keys, and never run: a virtual column's
+function stays the text it came as. Methods are operations of the wire by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+
+from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.models import model
+from airflow_provider_lance.engine.columns import column_rule, computed_field, virtual_fields
+from airflow_provider_lance.engine.expressions import expression_type, find_field, format_path, parse_path
+from airflow_provider_lance.engine.request import validate_request
+from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
+from airflow_provider_lance.namespace.job_requests import JobRequests, job_options
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+
+class Columns:
+    """The columns of tables, and what fills them."""
+
+    def __init__(self, catalog: Catalog, jobs: JobRequests) -> None:
+        self._catalog = catalog
+        self._jobs = jobs
+
+    def alter_table_add_columns(self, request: Any) -> Any:
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        schema = dataset.schema
+        expressions: dict[str, str] = {}
+        declared: list[pa.Field] = []
+        automatic: list[str] = []
+        for entry in request.new_columns:
+            rules = [entry.expression, entry.computed, entry.virtual_column]
+            if sum(rule is not None for rule in rules) != 1:
+                raise InvalidInputError(
+                    f"Column {entry.name!r} needs exactly one of expression, computed and virtual_column."
+                )
+            if entry.expression is not None:
+                expression_type(schema, entry.expression)
+                expressions[_new_name(entry.name)] = entry.expression
+            elif entry.computed is not None:
+                declared.append(computed_field(schema, _new_name(entry.name), entry.computed))
+            else:
+                fields = _virtual(schema, entry)
+                declared.extend(fields)
+                if entry.virtual_column.auto_backfill:
+                    automatic.append(fields[0].name)
+        names = [*expressions, *(field.name for field in declared)]
+        for name in names:
+            if name in schema.names or names.count(name) > 1:
+                raise InvalidInputError(f"There is a column {name!r} already.")
+        # All of it is checked: what follows are at most two commits, one with data and one of declarations.
+        if expressions:
+            dataset.add_columns(expressions)
+        if declared:
+            dataset.add_columns(declared)
+        for name in automatic:
+            if self._jobs.available():
+                self.backfill(request.id, {"column": name, "branch": request.branch})
+        return model("AlterTableAddColumnsResponse")(version=dataset.version)
+
+    def alter_table_alter_columns(self, request: Any) -> Any:
+        schema = self._catalog.open(request.id, branch=request.branch).schema
+        for entry in request.alterations:
+            find_field(schema, entry.path)
+            if entry.virtual_column is not None:
+                raise UnsupportedOperationError(
+                    f"The function of virtual column {entry.path!r} cannot be exchanged here. Drop the column and add "
+                    "it again."
+                )
+        return self._catalog.call("alter_table_alter_columns", request)
+
+    def alter_table_drop_columns(self, request: Any) -> Any:
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        for path in request.columns:
+            find_field(dataset.schema, path)
+        dataset.drop_columns(list(request.columns))
+        return model("AlterTableDropColumnsResponse")(version=dataset.version)
+
+    def update_field_metadata(self, request: Any) -> Any:
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        merged: dict[str, dict[str, str]] = {}
+        for entry in request.updates:
+            field = find_field(dataset.schema, entry.path)
+            path = format_path(parse_path(entry.path))
+            if path in merged:
+                raise InvalidInputError(f"Field {path} is named twice; one update per field.")
+            now = {} if entry.replace else _text_metadata(field)
+            merged[path] = {key: value for key, value in {**now, **entry.metadata}.items() if value is not None}
+        # Always whole maps: pylance replaces all fields of a call or merges all of them, a request may mix the two.
+        dataset.update_field_metadata(merged, replace=True)
+        return model("UpdateFieldMetadataResponse")(version=dataset.version, fields=merged)
+
+    def alter_table_backfill_columns(self, request: Any) -> Any:
+        job_id = self.backfill(request.id, request.to_dict(), request.context)
+        return model("AlterTableBackfillColumnsResponse")(job_id=job_id)
+
+    def backfill(self, table_id: list[str], fields: dict[str, Any], context: dict[str, str] | None = None) -> str:
+        """Check a backfill to the letter and submit it; the job's id."""
+        place = self._catalog.locate(table_id)
+        jobs = self._jobs.service
+        branch, column = fields.get("branch") or "main", fields["column"]
+        jobs.check(fields.get("cluster"), fields.get("manifest"))
+        dataset = self._open(place, fields)
+        validate_request(
+            fields,
+            dataset.schema,
+            options=job_options(context),
+            storage_version=dataset.data_storage_version,
+        )
+        targets = column_rule(dataset.schema, column).targets
+        return self._jobs.submit(
+            JobType.BACKFILL,
+            place,
+            fields,
+            locks=tuple(f"{place.name}|{branch}|{target}" for target in targets),
+            context=context,
+            environment=fields.get("manifest"),
+        )
+
+    def _open(self, place: TablePlace, fields: dict[str, Any]) -> lance.LanceDataset:
+        version = fields.get("read_version")
+        if version is not None and version < 1:
+            raise InvalidInputError(f"read_version is {version}; it must be 1 or more.")
+        return self._catalog.open(list(place.id), version=version, branch=fields.get("branch"), place=place)
+
+
+def _virtual(schema: pa.Schema, entry: Any) -> list[pa.Field]:
+    definition = entry.virtual_column.to_dict()
+    fields = virtual_fields(schema, definition)
+    if entry.name not in [field.name for field in fields]:
+        raise InvalidInputError(f"The virtual column {entry.name!r} is not among its outputs.")
+    for field in fields:
+        _new_name(field.name)
+    return fields
+
+
+def _new_name(name: str) -> str:
+    if not name.strip() or "." in name or not name.isprintable():
+        raise InvalidInputError(
+            f"{name[:60]!r} cannot be a column's name: it is empty, has a dot or control characters."
+        )
+    return name
+
+
+def _text_metadata(field: pa.Field) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}

@@ -1,0 +1,216 @@
+"""The server's configuration file (TOML): clusters, named environments and limits. Every name and type is checked.
+
+    [clusters.etl]
+    master = "spark://spark:7077"
+    deploy_mode = "client"
+    conf = { "spark.executor.memory" = "4g" }
+    max_drivers = 4
+
+    [environments.vision]
+    archives = ["s3://bucket/vision.tar.gz#environment"]
+    env = { HF_HOME = "/models" }
+
+Values may name the server's environment variables as ``${NAME}``, so that the file holds no secrets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_lance.namespace.registry import EXTERNAL
+
+LOCAL = "local"
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_DEPLOY_MODES = ("client", "cluster")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; names the entry and says what it should be."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where ``spark-submit`` sends a job. ``max_drivers``: how many of its drivers one server runs at once."""
+
+    master: str = "local[*,4]"  # plain local[*] never retries a failed task
+    deploy_mode: str = "client"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    py_files: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    spark_submit: str | None = None
+    max_drivers: int = 2
+
+    def check(self) -> None:
+        if not self.master:
+            raise ConfigError("`master` is empty.")
+        if self.deploy_mode not in _DEPLOY_MODES:
+            raise ConfigError(f"`deploy_mode` is {self.deploy_mode!r}; it can be client or cluster.")
+        if self.max_drivers < 1:
+            raise ConfigError("`max_drivers` must be at least 1.")
+
+    @property
+    def driver_is_child(self) -> bool:
+        """Whether the driver runs in the process we start, and dies with it."""
+        return self.deploy_mode == "client"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a job's Python code needs beside Spark; requests name it as their ``manifest``."""
+
+    py_files: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict)
+    image: str | None = None
+
+    def check(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server takes on. Sizes in bytes, times in seconds."""
+
+    max_json_bytes: int = 16 << 20
+    max_arrow_bytes: int = 1 << 30
+    threads: int = 32
+    max_waiting_requests: int = 1000
+    request_seconds: float = 300.0
+    log_bytes: int = 32 << 20
+    keep_days: float = 30.0
+
+    def check(self) -> None:
+        for item in dataclasses.fields(self):
+            if getattr(self, item.name) <= 0:
+                raise ConfigError(f"`{item.name}` must be above 0.")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The whole file. ``local`` is always there, ``external`` always means "somebody else starts the driver"."""
+
+    clusters: Mapping[str, Cluster] = field(default_factory=dict)
+    environments: Mapping[str, Environment] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+    def cluster(self, name: str | None) -> Cluster:
+        found = self.clusters.get(name or LOCAL)
+        if found is None and (name or LOCAL) == LOCAL:
+            return Cluster()
+        if found is None:
+            raise ConfigError(f"There is no cluster {name!r}; this server knows {_names(self.cluster_names)}.")
+        return found
+
+    def environment(self, name: str | None) -> Environment:
+        if not name:
+            return Environment()
+        if name not in self.environments:
+            known = _names(tuple(self.environments)) if self.environments else "none"
+            raise ConfigError(f"There is no environment {name!r}; this server knows {known}.")
+        return self.environments[name]
+
+    @property
+    def cluster_names(self) -> tuple[str, ...]:
+        """Everything a request's ``cluster`` may say."""
+        return (*sorted({LOCAL, *self.clusters}), EXTERNAL)
+
+    @classmethod
+    def load(cls, path: Path | None, environ: Mapping[str, str] | None = None) -> ServerConfig:
+        if path is None:
+            return cls()
+        try:
+            data = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The configuration {path} is not valid TOML: {error}.") from None
+        try:
+            return cls.from_dict(data, os.environ if environ is None else environ)
+        except ConfigError as error:
+            raise ConfigError(f"The configuration {path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ServerConfig:
+        environ = os.environ if environ is None else environ
+        unknown = set(data) - {"clusters", "environments", "limits"}
+        if unknown:
+            raise ConfigError(f"unknown section {_names(unknown)}; there are clusters, environments and limits.")
+        clusters = {
+            name: _read(Cluster, f"clusters.{name}", value, environ)
+            for name, value in _table("clusters", data.get("clusters", {})).items()
+        }
+        if EXTERNAL in clusters:
+            raise ConfigError(f"a cluster cannot be called {EXTERNAL!r}: that name means nothing is launched.")
+        environments = {
+            name: _read(Environment, f"environments.{name}", value, environ)
+            for name, value in _table("environments", data.get("environments", {})).items()
+        }
+        return cls(clusters, environments, _read(Limits, "limits", data.get("limits", {}), environ))
+
+
+def _read(kind: type[Any], where: str, value: Any, environ: Mapping[str, str]) -> Any:
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    values = {}
+    for key, given in _table(where, value).items():
+        if key not in fields:
+            raise ConfigError(f"[{where}] has no entry {key!r}; it can have {_names(fields)}.")
+        values[key] = _typed(f"{where}.{key}", str(fields[key].type), given, environ)
+    entry = kind(**values)
+    try:
+        entry.check()
+    except ConfigError as error:
+        raise ConfigError(f"[{where}] {error}") from None
+    return entry
+
+
+def _typed(where: str, kind: str, value: Any, environ: Mapping[str, str]) -> Any:
+    if kind.startswith("tuple"):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"`{where}` must be a list of strings.")
+        return tuple(_expanded(where, item, environ) for item in value)
+    if kind.startswith("Mapping"):
+        return {key: _expanded(where, _scalar(where, item), environ) for key, item in _table(where, value).items()}
+    if kind.startswith("str"):
+        if not isinstance(value, str):
+            raise ConfigError(f"`{where}` must be a string.")
+        return _expanded(where, value, environ)
+    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
+        raise ConfigError(f"`{where}` must be a {'whole ' if kind == 'int' else ''}number.")
+    return value
+
+
+def _scalar(where: str, value: Any) -> str:
+    """TOML's true and 4 as Spark and environments spell them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError(f"`{where}` must hold strings, numbers or booleans.")
+
+
+def _expanded(where: str, value: str, environ: Mapping[str, str]) -> str:
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in environ:
+            raise ConfigError(f"`{where}` names the environment variable {match[1]}, which is not set.")
+        return environ[match[1]]
+
+    return _VARIABLE.sub(variable, value)
+
+
+def _table(where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"[{where}] must be a table.")
+    return value
+
+
+def _names(names: Any) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

@@ -1,0 +1,253 @@
+"""The database behind the jobs: its tables, its migrations, and how a transaction is opened.
+
+Knows SQL and nothing of what a job means; ``registry.py`` writes the transitions. SQLite in WAL mode by default,
+PostgreSQL by URL. The schema is created and brought up to date whenever a database is opened.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+_metadata = MetaData()
+# SQLite numbers rows by itself only where the key's type is spelled INTEGER.
+_Number = BigInteger().with_variant(Integer, "sqlite")
+
+schema_version = Table("lance_schema_version", _metadata, Column("version", Integer, nullable=False))
+
+jobs = Table(
+    "lance_jobs",
+    _metadata,
+    # Order of submission: the queue's order and the listing's.
+    Column("seq", _Number, primary_key=True, autoincrement=True),
+    Column("job_id", String(64), nullable=False, unique=True),
+    Column("job_type", String(64), nullable=False),
+    Column("table_name", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    # Where a live job is on its way to a driver: see registry.Stage.
+    Column("stage", String(16), nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("body_hash", String(64), nullable=False),
+    Column("idempotency_key", Text),
+    # The same key while a submit with it must find this job; null once the job ends or is being cancelled.
+    Column("live_key", Text, unique=True),
+    Column("cluster", Text, nullable=False),
+    Column("environment", Text),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    Column("finished_ms", BigInteger),
+    Column("attempt", Integer, nullable=False, default=0),
+    Column("not_before_ms", BigInteger, nullable=False, default=0),
+    Column("launch_hash", String(64)),
+    Column("launch_deadline_ms", BigInteger),
+    Column("launcher_ref", JSON),
+    Column("server_id", String(64)),
+    Column("claim_hash", String(64), index=True),
+    Column("lease_until_ms", BigInteger),
+    Column("last_seq", BigInteger, nullable=False, default=-1),
+    Column("storage_expires_ms", BigInteger),
+    Column("cancel_requested_ms", BigInteger),
+    Column("cancel_reason", Text),
+    Column("waiter_seconds", BigInteger, nullable=False, default=0),
+    Column("waiter_until_ms", BigInteger),
+    Column("progress", JSON),
+    Column("samples", JSON),
+    Column("result", JSON),
+    Column("failure", JSON),
+    Index("lance_jobs_by_state", "state", "stage", "seq"),
+    Index("lance_jobs_by_key", "idempotency_key"),
+    Index("lance_jobs_by_table", "table_name", "seq"),
+)
+
+# What live jobs write; the primary key is what keeps two of them from writing the same column or view.
+locks = Table(
+    "lance_job_locks",
+    _metadata,
+    Column("name", Text, primary_key=True),
+    Column("job_id", String(64), ForeignKey("lance_jobs.job_id"), nullable=False, index=True),
+)
+
+events = Table(
+    "lance_job_events",
+    _metadata,
+    Column("event_id", _Number, primary_key=True, autoincrement=True),
+    Column("job_id", String(64), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("emitted_by", Text, nullable=False),
+    Column("claim_entity", Text),
+    Column("rows_processed", BigInteger),
+    Column("fields", JSON),
+    Index("lance_job_events_by_job", "job_id", "event_id"),
+)
+
+api_keys = Table(
+    "lance_api_keys",
+    _metadata,
+    Column("key_id", String(32), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("secret_hash", String(64), nullable=False),
+    Column("scopes", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("revoked_ms", BigInteger),
+)
+
+servers = Table(
+    "lance_servers",
+    _metadata,
+    Column("server_id", String(64), primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("process", JSON, nullable=False),
+    Column("url", Text),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("lease_until_ms", BigInteger, nullable=False),
+    Column("stopped", Boolean, nullable=False, default=False),
+)
+
+
+def _create_everything(connection: Connection) -> None:
+    _metadata.create_all(connection)
+
+
+#: Step ``n`` takes a database of version ``n`` to ``n + 1``. Released steps never change; new ones go to the end.
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_everything,)
+
+_ADVISORY_LOCK = 0x6C616E6365  # "lance": servers that start together migrate one after the other
+
+
+class DatabaseError(RuntimeError):
+    """The registry's database cannot be used; says why and what to do."""
+
+
+class Database:
+    """One engine. ``reading()`` gives a connection for single statements, ``writing()`` a transaction."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = make_url(url)
+            if parsed.get_backend_name() == "sqlite":
+                self.engine = _sqlite(url)
+            elif parsed.get_backend_name() == "postgresql":
+                if parsed.drivername in {"postgresql", "postgres"}:
+                    parsed = parsed.set(drivername="postgresql+psycopg")
+                self.engine = create_engine(parsed, pool_size=16, max_overflow=32, pool_pre_ping=True)
+            else:
+                raise DatabaseError(f"The registry is SQLite or PostgreSQL, not {parsed.get_backend_name()!r}.")
+        except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+            raise DatabaseError(
+                f"The registry's URL cannot be used: {error}. Write sqlite:///path/to/file or "
+                "postgresql://user@host/database (which needs `airflow-provider-lance[postgres]`)."
+            ) from None
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        # SQLite has one writer at a time anyway, and its own queue for it is a sleep loop that starves some.
+        self._writer = threading.Lock() if self.is_sqlite else nullcontext()
+        try:
+            self._migrate()
+        except SQLAlchemyError as error:
+            raise DatabaseError(
+                f"The registry {parsed.render_as_string(hide_password=True)} cannot be opened: "
+                f"{getattr(error, 'orig', None) or error}"
+            ) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that is committed, durably, when the block ends without an exception."""
+        with self._writer, self.engine.connect() as connection:
+            # Taking SQLite's write lock at the start: a transaction that reads first cannot be upgraded under load.
+            connection = connection.execution_options(lance_write=True)
+            with connection.begin():
+                yield connection
+
+    def _migrate(self) -> None:
+        with self.writing() as connection:
+            if not self.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _ADVISORY_LOCK})
+            known = inspect(connection).has_table(schema_version.name)
+            version = connection.scalar(select(schema_version.c.version)) if known else 0
+            version = version or 0
+            if version > len(MIGRATIONS):
+                raise DatabaseError(
+                    f"The registry has schema version {version}; this release knows {len(MIGRATIONS)}. "
+                    "Run the newer release, or use another registry."
+                )
+            if version == len(MIGRATIONS):
+                return
+            for step in MIGRATIONS[version:]:
+                step(connection)
+            if connection.execute(update(schema_version).values(version=len(MIGRATIONS))).rowcount == 0:
+                connection.execute(insert(schema_version).values(version=len(MIGRATIONS)))
+
+    def ping(self) -> None:
+        with self.reading() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def sqlite_url(path: Path) -> str:
+    return f"sqlite:///{path.absolute()}"
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _sqlite(url: str) -> Engine:
+    path = make_url(url).database
+    if path in (None, "", ":memory:"):
+        raise DatabaseError("The registry must survive a restart: give SQLite a file.")
+    Path(str(path)).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=16, max_overflow=32)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves, below
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")  # an answered submit survives the machine, not just the process
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("lance_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine

@@ -1,0 +1,124 @@
+"""A staged manifest, read and checked before it may become a version: an accepted one can always be opened.
+
+Lance itself reads the candidate, in a scratch directory that holds nothing else, so every rule of the format is Lance's
+own. pylance's ``create_table_version`` looks at none of the content: four bytes of junk make a table unopenable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError
+
+from airflow_provider_lance.engine.table import TableFiles
+
+if TYPE_CHECKING:
+    import lance
+
+_MAGIC = b"LANC"
+_MAX_VERSION = (1 << 64) - 1
+# One listing is cheaper than more questions than this.
+_ASK_ONE_BY_ONE = 32
+
+
+def manifest_name(version: int, scheme: str) -> str:
+    """The file name of a version: V1 counts up, V2 counts down so that the newest is listed first."""
+    return f"{version}.manifest" if scheme == "V1" else f"{_MAX_VERSION - version:020d}.manifest"
+
+
+def naming_scheme(manifest_path: str) -> str:
+    """The scheme an existing manifest's name follows."""
+    stem = manifest_path.rpartition("/")[2].partition(".")[0]
+    return "V2" if len(stem) == 20 else "V1"
+
+
+@dataclass(frozen=True)
+class StagedManifest:
+    """What a manifest says: its version, and every file it refers to by its path inside the table."""
+
+    version: int
+    size: int
+    sha256: str
+    files: frozenset[str] = field(repr=False)
+
+
+def read_manifest(content: bytes, name: str) -> StagedManifest:
+    """Read a manifest's content under the file name it would get; ``InvalidInputError`` if Lance cannot."""
+    if not content.endswith(_MAGIC):
+        raise _unreadable(content)  # Lance itself does not look: zeros are an empty table of version 0 to it
+    with _opened(content, name) as dataset:
+        return StagedManifest(
+            version=int(dataset.version),
+            size=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            files=referred_files(dataset) | _new_index_files(dataset),
+        )
+
+
+def referred_files(dataset: lance.LanceDataset) -> frozenset[str]:
+    """The data and deletion files of a version that lie in its own table."""
+    found: set[str] = set()
+    for fragment in dataset.get_fragments():
+        metadata = fragment.metadata
+        found.update(f"data/{file.path}" for file in metadata.files if getattr(file, "base_id", None) is None)
+        deletions = metadata.deletion_file
+        if deletions is not None and deletions.base_id is None:
+            found.add(deletions.path(metadata.id))
+    return frozenset(found)
+
+
+def missing_files(files: TableFiles, wanted: frozenset[str]) -> list[str]:
+    """Those of ``wanted`` that are not there."""
+    if len(wanted) <= _ASK_ONE_BY_ONE:
+        return sorted(path for path in wanted if not files.exists(path))
+    folders = {path.partition("/")[0] for path in wanted}
+    there = {name for folder in folders for name in files.names(folder)}
+    return sorted(wanted - there)
+
+
+def _new_index_files(dataset: lance.LanceDataset) -> frozenset[str]:
+    """The files of indices that this very version adds; its transaction lists them."""
+    try:
+        transaction = dataset.read_transaction(dataset.version)
+    except TypeError:
+        return frozenset()  # pylance 14 cannot build the object for a compaction that also rewrote an index
+    added = getattr(transaction.operation, "new_indices", None) if transaction is not None else None
+    return frozenset(
+        f"_indices/{index.uuid}/{file.path}"
+        for index in added or []
+        if index.base_id is None
+        for file in index.files or []
+    )
+
+
+@contextlib.contextmanager
+def _opened(content: bytes, name: str) -> Iterator[lance.LanceDataset]:
+    import lance
+
+    with tempfile.TemporaryDirectory(prefix="lance-manifest-") as scratch:
+        os.mkdir(os.path.join(scratch, "_versions"))
+        with open(os.path.join(scratch, "_versions", name), "wb") as file:
+            file.write(content)
+        try:
+            dataset = lance.dataset(scratch)
+            _ = dataset.schema, dataset.get_fragments()
+        except Exception as error:
+            raise _unreadable(content) from error
+        except BaseException as error:
+            # Lance panics on some junk (seen), which pyo3 raises as a BaseException of its own.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise _unreadable(content) from error
+        yield dataset
+
+
+def _unreadable(content: bytes) -> InvalidInputError:
+    return InvalidInputError(
+        f"The staged file of {len(content)} bytes is not a readable Lance manifest; the table was left as it is."
+    )

@@ -1,0 +1,121 @@
+"""The pages at ``/ui``: a list of jobs and a page per job. Plain HTML and JavaScript, no build step, no internet.
+
+The files are public and hold nothing; what they show comes from the JSON below, which needs the scope ``read``.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError, TransactionNotFoundError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from airflow_provider_lance import __version__
+from airflow_provider_lance.api.jobs import JobState
+from airflow_provider_lance.api.operations import Scope
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.namespace.server import Server
+
+Page = Callable[[Request], Awaitable[Response]]
+
+_FILES = {
+    "jobs.html": "text/html",
+    "job.html": "text/html",
+    "pages.js": "text/javascript",
+    "pages.css": "text/css",
+}
+_HEADERS = {
+    # Nothing but our own files and our own server, whatever a job's text may hold.
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_MOST_LOG = 4 << 20
+
+
+def page_routes(server: Server, base_path: str) -> Iterator[tuple[str, str, Page]]:
+    """``(path, name, answer)`` of every page and of the data behind them."""
+    yield "/ui", "ui", _file("jobs.html", base_path)
+    yield "/ui/jobs/{job_id}", "ui_job", _file("job.html", base_path)
+    yield "/ui/static/pages.js", "ui_static", _file("pages.js")
+    yield "/ui/static/pages.css", "ui_static", _file("pages.css")
+
+    async def jobs(request: Request) -> Response:
+        await server.require(request, Scope.READ)
+        return _json(await server.in_thread(_jobs, server, dict(request.query_params)))
+
+    async def job(request: Request) -> Response:
+        await server.require(request, Scope.READ)
+        return _json(await server.in_thread(_job, server, request.path_params["job_id"]))
+
+    async def log(request: Request) -> Response:
+        await server.require(request, Scope.READ)
+        text = await server.in_thread(_log, server, request.path_params["job_id"], dict(request.query_params))
+        return Response(text.encode(), media_type="text/plain; charset=utf-8", headers=_HEADERS)
+
+    yield "/ui/data/jobs", "ui_data", jobs
+    yield "/ui/data/jobs/{job_id}", "ui_data", job
+    yield "/v1/jobs/{job_id}/log", "job_log", log
+
+
+def _file(name: str, base_path: str = "") -> Page:
+    content = files(__package__).joinpath(name).read_text()
+    if name.endswith(".html"):
+        content = content.replace("{base}", html.escape(base_path))
+
+    async def answer(_request: Request) -> Response:
+        return Response(content, media_type=f"{_FILES[name]}; charset=utf-8", headers=_HEADERS)
+
+    return answer
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value), media_type="application/json", headers=_HEADERS)
+
+
+def _jobs(server: Server, query: dict[str, str]) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"limit": 100}
+    # Asking by state gives whole descriptions, progress included.
+    wanted["state"] = [query["state"]] if query.get("state") else [state.value for state in JobState]
+    for name in ("table", "page_token"):
+        if query.get(name):
+            wanted[name] = query[name]
+    listing = server.jobs.list_jobs(wanted)
+    return {**listing, "counts": server.jobs.registry.counts(), "version": __version__}
+
+
+def _job(server: Server, job_id: str) -> dict[str, Any]:
+    """One job with everything its page shows. Looking at a page is no waiting: it renews no waiter's lease."""
+    from airflow_provider_lance.namespace.jobs import describe
+
+    row = server.jobs.find(job_id)
+    if row is None:
+        raise TransactionNotFoundError(f"There is no job {job_id[:100]!r}.")
+    return {
+        "job": describe(row),
+        "samples": row.samples or [],
+        "events": server.jobs.registry.history(row.job_id, 200, newest=True),
+        "log": server.jobs.launcher.logs.tail(row.job_id, most_bytes=32 << 10),
+        "log_attempts": server.jobs.launcher.logs.attempts(row.job_id),
+    }
+
+
+def _log(server: Server, job_id: str, query: dict[str, str]) -> str:
+    row = server.jobs.find(job_id)
+    if row is None:
+        raise TransactionNotFoundError(f"There is no job {job_id[:100]!r}.")
+    numbers = {}
+    for name in ("attempt", "bytes"):
+        text = query.get(name, "")
+        if text and not (text.isdigit() and len(text) < 10):
+            raise InvalidInputError(f"The query's `{name}` must be a whole number.")
+        numbers[name] = int(text) if text else None
+    size = min(numbers["bytes"] or 64 << 10, _MOST_LOG)
+    return server.jobs.launcher.logs.tail(row.job_id, numbers["attempt"], size)

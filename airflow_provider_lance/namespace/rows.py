@@ -1,0 +1,125 @@
+"""Rows: count, query, insert, merge, update and delete them, on any branch.
+
+pylance's namespace takes ``branch`` in these requests and works on main all the same, so whatever names a branch is
+done on the branch's dataset here. Methods are operations of the wire by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import InvalidInputError
+
+from airflow_provider_lance.api.models import model
+from airflow_provider_lance.engine.expressions import find_field, format_path
+from airflow_provider_lance.namespace.catalog import Catalog, names_branch
+from airflow_provider_lance.namespace.tables import Tables, read_stream
+from airflow_provider_lance.namespace.tree import read_word
+
+if TYPE_CHECKING:
+    import lance
+
+
+class Rows:
+    """What is in tables."""
+
+    def __init__(self, catalog: Catalog, tables: Tables) -> None:
+        self._catalog = catalog
+        self._tables = tables
+
+    def count_table_rows(self, request: Any) -> Any:
+        dataset = self._branch(request, request.version)
+        if dataset is None:
+            return self._catalog.call("count_table_rows", request)
+        return model("CountTableRowsResponse")(count=dataset.count_rows(request.predicate))
+
+    def insert_into_table(self, request: Any, data: bytes) -> Any:
+        import lance
+
+        mode = read_word("mode", request.mode, ("append", "overwrite"))
+        reader = read_stream(data)
+        dataset = self._branch(request)
+        if dataset is not None:
+            before = 0 if mode == "overwrite" else dataset.count_rows()
+            after = lance.write_dataset(reader, dataset, mode=mode)
+            return model("InsertIntoTableResponse")(
+                version=after.version, num_inserted_rows=max(after.count_rows() - before, 0)
+            )
+        place = self._catalog.find(request.id)
+        if place is not None and place.only_declared:
+            # The first rows of a declared table make it; pylance would make it without stable row ids.
+            version = self._tables.write(place, reader, "create")
+            rows = self._catalog.open(request.id, place=place).count_rows()
+            return model("InsertIntoTableResponse")(version=version, num_inserted_rows=rows)
+        return self._catalog.call("insert_into_table", request.model_copy(update={"mode": mode}), data)
+
+    def update_table(self, request: Any) -> Any:
+        dataset = self._branch(request)
+        if dataset is None:
+            return self._catalog.call("update_table", request)
+        for path, _ in request.updates:
+            find_field(dataset.schema, path)
+        changed = dataset.update(dict(request.updates), where=request.predicate)
+        return model("UpdateTableResponse")(version=dataset.version, updated_rows=changed["num_rows_updated"])
+
+    def delete_from_table(self, request: Any) -> Any:
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        done = dataset.delete(request.predicate)
+        return model("DeleteFromTableResponse")(version=dataset.version, num_deleted_rows=done["num_deleted_rows"])
+
+    def merge_insert_into_table(self, request: Any, data: bytes) -> Any:
+        dataset = self._branch(request)
+        if dataset is None:
+            return self._catalog.call("merge_insert_into_table", request, data)
+        merge = dataset.merge_insert(request.on)
+        if request.when_matched_update_all:
+            merge = merge.when_matched_update_all(request.when_matched_update_all_filt)
+        if request.when_not_matched_insert_all:
+            merge = merge.when_not_matched_insert_all()
+        if request.when_not_matched_by_source_delete:
+            merge = merge.when_not_matched_by_source_delete(request.when_not_matched_by_source_delete_filt)
+        done = merge.execute(read_stream(data))
+        return model("MergeInsertIntoTableResponse")(
+            version=self._catalog.open(request.id, branch=request.branch).version,
+            num_updated_rows=done["num_updated_rows"],
+            num_inserted_rows=done["num_inserted_rows"],
+            num_deleted_rows=done["num_deleted_rows"],
+        )
+
+    def query_table(self, request: Any) -> Any:
+        return self._catalog.call("query_table", self._readable(request, request))
+
+    def explain_table_query_plan(self, request: Any) -> Any:
+        self._readable(request, request.query)
+        return self._catalog.call("explain_table_query_plan", request)
+
+    def analyze_table_query_plan(self, request: Any) -> Any:
+        return self._catalog.call("analyze_table_query_plan", self._readable(request, request))
+
+    def _readable(self, request: Any, query: Any) -> Any:
+        """The query with what pylance does not work out itself: the table's one vector column."""
+        dimension = len(query.vector.single_vector or (query.vector.multi_vector or [[]])[0])
+        if dimension and not query.vector_column:
+            dataset = self._catalog.open(request.id, version=query.version)
+            query.vector_column = vector_column(dataset, dimension)
+        return query
+
+    def _branch(self, request: Any, version: int | None = None) -> lance.LanceDataset | None:
+        if not names_branch(request.branch):
+            return None
+        return self._catalog.open(request.id, branch=request.branch, version=version)
+
+
+def vector_column(dataset: lance.LanceDataset, dimension: int) -> str:
+    """The table's one vector column of that dimension; which of several is meant, the caller must say."""
+    import pyarrow as pa
+
+    found = [
+        format_path([field.name])
+        for field in dataset.schema
+        if pa.types.is_fixed_size_list(field.type) and field.type.list_size == dimension
+    ]
+    if len(found) != 1:
+        which = f"these fit: {', '.join(found)}" if found else "the table has none that fits"
+        raise InvalidInputError(f"Name the vector_column of a search with {dimension} dimensions; {which}.")
+    return found[0]

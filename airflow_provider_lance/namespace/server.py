@@ -1,0 +1,326 @@
+"""The REST server: one route per row of the operation table, over a namespace and its jobs.
+
+A request passes in this order: path, who asks, body, call (in a thread: namespaces block), answer. Errors of every
+step become Lance error bodies in ``problems.py``. Nothing here knows tables, SQL or Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import FastAPI
+from lance_namespace.errors import InvalidInputError, PermissionDeniedError, UnauthenticatedError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
+
+from airflow_provider_lance import __version__
+from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation, Scope
+from airflow_provider_lance.namespace.answers import answer_of
+from airflow_provider_lance.namespace.calls import read_fields
+from airflow_provider_lance.namespace.config import Limits
+from airflow_provider_lance.namespace.jobs import JobsService
+from airflow_provider_lance.namespace.keys import ANYBODY, Keys, Principal
+from airflow_provider_lance.namespace.lancedb_dialect import speaks_lancedb
+from airflow_provider_lance.namespace.metrics import Metrics
+from airflow_provider_lance.namespace.openapi import openapi_document
+from airflow_provider_lance.namespace.pages import page_routes
+from airflow_provider_lance.namespace.problems import HttpProblem, problem_of
+
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "testserver"})
+# A driver proves itself by its launch or claim token, inside the body.
+_BY_TOKEN = frozenset({"claim_job", "report_job"})
+_DRIVER = frozenset({Scope.READ, Scope.WRITE})
+
+
+class Server:
+    """What the routes share. ``handle`` is the one way a request is answered."""
+
+    def __init__(self, namespace: Any, jobs: JobsService, keys: Keys, limits: Limits) -> None:
+        self.namespace = namespace
+        self.jobs = jobs
+        self.keys = keys
+        self.limits = limits
+        self.metrics = Metrics()
+        self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="lance-request")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def handle(
+        self, name: str, request: Request, answer: Callable[[], Awaitable[Response]], request_id: str
+    ) -> Response:
+        """Count, limit and time one request; turn whatever goes wrong into an answer."""
+        began = time.perf_counter()
+        self.metrics.in_flight += 1
+        try:
+            if self.metrics.in_flight > self.limits.max_waiting_requests:
+                raise HttpProblem(503, "The server has too many requests to answer: try again in a moment.")
+            response = await answer()
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception as error:
+            problem = problem_of(error, request_id)
+            response = Response(
+                problem.body(), status_code=problem.status, headers=problem.headers, media_type="application/json"
+            )
+        finally:
+            self.metrics.in_flight -= 1
+        response.headers["x-request-id"] = request_id
+        self.metrics.observe(name, response.status_code, time.perf_counter() - began)
+        return response
+
+    async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a blocking call within the request's time. Its thread cannot be stopped: the answer says so."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), self.limits.request_seconds)
+        except TimeoutError:
+            if future.done():
+                raise
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise HttpProblem(
+                504,
+                f"The request took longer than {self.limits.request_seconds:g} s. It may still be carried out: "
+                "look before you send it again.",
+            ) from None
+
+    async def principal(self, request: Request) -> Principal | None:
+        """Who asks. Without keys the server is for this machine only, and a web page elsewhere is not this machine."""
+        _check_origin(request)
+        key = _key(request)
+        if self.keys.remembers(key):
+            required, found = self._look_up(key)
+        else:
+            required, found = await self.in_thread(self._look_up, key)
+        if not required:
+            host = _host_name(request.headers.get("host", ""))
+            if host not in _LOOPBACK_NAMES and not host.startswith("127."):
+                raise PermissionDeniedError(
+                    f"This server has no API keys and answers loopback names only, not {host[:100]!r}. "
+                    "Create a key with `airflow-lance keys create`."
+                )
+            return ANYBODY
+        if found is None and key and await self.in_thread(self.jobs.executions.holds_claim, key):
+            return Principal("driver", _DRIVER)
+        return found
+
+    def _look_up(self, key: str | None) -> tuple[bool, Principal | None]:
+        required = self.keys.required()
+        return required, self.keys.find(key) if required and key else None
+
+    async def require(self, request: Request, scope: Scope) -> None:
+        principal = await self.principal(request)
+        if principal is None:
+            raise UnauthenticatedError(
+                "This needs an API key: send it as `x-api-key` or `Authorization: Bearer`. "
+                "The one that was sent, if any, is unknown or revoked."
+            )
+        if not principal.may(scope):
+            raise PermissionDeniedError(f"The API key {principal.name!r} lacks the scope `{scope.value}`.")
+
+    async def body(self, request: Request, limit: int) -> bytes:
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > limit:
+            raise HttpProblem(413, f"The body has {announced} bytes; this server takes {limit}.")
+        parts, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HttpProblem(413, f"The body has more than the {limit} bytes this server takes.")
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def operate(self, operation: Operation, request: Request) -> Response:
+        """One operation of the table."""
+        if operation.name not in _BY_TOKEN:
+            await self.require(request, operation.scope)
+        arrow = operation.body is Body.ARROW
+        body = await self.body(request, self.limits.max_arrow_bytes if arrow else self.limits.max_json_bytes)
+        fields = read_fields(operation, request.path_params, request.query_params, request.headers, body)
+        if operation.name == "claim_job" and not await self.in_thread(self._knows_launch_token, fields):
+            await self.require(request, operation.scope)
+        result = await self.in_thread(self._call, operation, fields, body if arrow else None)
+        return answer_of(operation, fields, result, lancedb=speaks_lancedb(request.headers))
+
+    def _call(self, operation: Operation, fields: dict[str, Any], data: bytes | None) -> Any:
+        if operation.path.startswith("/v1/jobs/"):
+            return getattr(self.jobs, operation.name)(fields)
+        method = getattr(self.namespace, operation.name, None)
+        if method is None:
+            raise NotImplementedError(f"This namespace has no {operation.id}.")
+        if data is None:
+            return method(fields)
+        if not data:
+            raise InvalidInputError(f"{operation.name} needs an Arrow IPC stream as its body.")
+        return method(fields, data)
+
+    def _knows_launch_token(self, fields: dict[str, Any]) -> bool:
+        """Whether a claim carries the token we gave to the driver we launched; others need a key to claim."""
+        job_id, token = fields.get("job_id"), fields.get("launch_token")
+        if not isinstance(job_id, str) or not isinstance(token, str):
+            return False
+        return self.jobs.knows_launch_token(job_id, token)
+
+    def ready(self) -> str:
+        """Empty when the server can do its work, else what is wrong."""
+        self.jobs.database.ping()
+        return "" if self.jobs.supervisor.healthy else "the jobs supervisor does not run"
+
+
+def create_app(
+    namespace: Any,
+    jobs: JobsService,
+    keys: Keys,
+    *,
+    limits: Limits | None = None,
+    base_path: str = "",
+    on_close: Callable[[], None] | None = None,
+) -> ASGIApp:
+    """The ASGI application.
+
+    ``namespace`` has a method per operation that takes the request's fields as a dict (and Arrow bytes). ``base_path``
+    is a prefix in front of every route, as behind a proxy.
+    """
+    server = Server(namespace, jobs, keys, limits or jobs.config.limits)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        server.close()
+        if on_close is not None:
+            await asyncio.to_thread(on_close)
+
+    app = FastAPI(
+        title="Lance namespace",
+        version=__version__,
+        docs_url=None,  # its page loads scripts from the internet
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    document = openapi_document(base_path)
+
+    def route(path: str, name: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> None:
+        async def endpoint(request: Request) -> Response:
+            return await server.handle(name, request, lambda: answer(request), _request_id(request))
+
+        app.router.routes.append(Route(path, endpoint, methods=[method], name=name))
+
+    def operation_answer(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        return lambda request: server.operate(operation, request)
+
+    # Fixed paths before those with an id in the same place.
+    for operation in sorted(OPERATIONS.values(), key=lambda row: "{" in row.path):
+        route(operation.path, operation.name, operation_answer(operation), operation.method)
+
+    async def openapi(_request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    async def health(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def ready(_request: Request) -> Response:
+        try:
+            problem = await server.in_thread(server.ready)
+        except Exception as error:
+            raise HttpProblem(503, f"The registry does not answer: {type(error).__name__}.") from None
+        if problem:
+            raise HttpProblem(503, f"Not ready: {problem}.")
+        return PlainTextResponse("ready\n")
+
+    async def metrics(request: Request) -> Response:
+        await server.require(request, Scope.READ)
+        counts = await server.in_thread(jobs.registry.counts)
+        text = server.metrics.render(counts, jobs.supervisor.drivers)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def front(request: Request) -> Response:
+        return RedirectResponse(f"{base_path}/ui")
+
+    route("/", "front", front)
+    route("/openapi.json", "openapi", openapi)
+    route("/healthz", "healthz", health)
+    route("/readyz", "readyz", ready)
+    route("/metrics", "metrics", metrics)
+    for path, name, page in page_routes(server, base_path):
+        route(path, name, page)
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        request_id = _request_id(request)
+
+        async def refuse() -> Response:
+            words = {404: "There is no such route", 405: f"This route does not take {request.method}"}
+            sentence = f"{words.get(error.status_code, str(error.detail))}: {request.url.path[:200]}"
+            raise HttpProblem(error.status_code, sentence, dict(error.headers or {}))
+
+        return await server.handle("unknown", request, refuse, request_id)
+
+    app.add_exception_handler(HTTPException, no_route)
+    return _Paths(app, base_path)
+
+
+class _Paths:
+    """Routes on the path as it was sent: percent-encoded, so that an id may hold a slash; and without a slash at its
+    end, which LanceDB's client adds and others leave out."""
+
+    def __init__(self, app: ASGIApp, base_path: str) -> None:
+        self.app = app
+        self.base_path = base_path
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            raw = scope.get("raw_path") or scope["path"].encode()
+            path = raw.partition(b"?")[0].decode("latin-1")
+            if self.base_path and (path == self.base_path or path.startswith(self.base_path + "/")):
+                path = path.removeprefix(self.base_path) or "/"
+            elif self.base_path and path not in {"/healthz", "/readyz"}:
+                path = "/no-such-base-path"
+            path = path.rstrip("/") or "/"
+            scope = {**scope, "path": path, "root_path": ""}
+        await self.app(scope, receive, send)
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return uuid.uuid4().hex
+
+
+def _key(request: Request) -> str | None:
+    """The key a request carries, in either of the two headers in use."""
+    key = request.headers.get("x-api-key")
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if key is None and scheme.lower() == "bearer":
+        key = token.strip()
+    return key or None
+
+
+def _check_origin(request: Request) -> None:
+    """A browser says which page sent a request; only our own pages may."""
+    origin = request.headers.get("origin")
+    if origin is None or request.method == "GET":
+        return
+    if not hmac.compare_digest(origin.partition("://")[2].encode(), request.headers.get("host", "").encode()):
+        raise PermissionDeniedError("Requests of other sites' pages are refused.")
+
+
+def _host_name(host: str) -> str:
+    """The host header without its port; IPv6 addresses come in brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()

@@ -1,0 +1,163 @@
+"""Puts the pieces together and serves them: database, jobs, namespace, application, uvicorn on a bound socket.
+
+The socket is bound before anything else starts: drivers are told the address that was really taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_lance.namespace.config import ServerConfig
+from airflow_provider_lance.namespace.database import Database, sqlite_url
+from airflow_provider_lance.namespace.jobs import JobsService
+from airflow_provider_lance.namespace.keys import Keys
+from airflow_provider_lance.namespace.registry import Timings
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.namespace.namespace import SparkNamespace
+
+DEFAULT_PORT = 2333
+
+
+class ServeError(RuntimeError):
+    """The server cannot start; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What ``airflow-lance serve`` was asked for."""
+
+    root: str
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    base_path: str = ""
+    jobs_url: str | None = None
+    registry: str | None = None
+    state: Path | None = None
+    config: Path | None = None
+    keys: Path | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    certificate: Path | None = None
+    private_key: Path | None = None
+    timings: Timings | None = None
+
+    @property
+    def state_directory(self) -> Path:
+        """Logs and, by default, the registry: one folder per root, outside of it, since a root may be a bucket."""
+        if self.state is not None:
+            return self.state
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        return base / "airflow-lance" / hashlib.sha256(self.root.encode()).hexdigest()[:12]
+
+    @property
+    def registry_url(self) -> str:
+        return self.registry or sqlite_url(self.state_directory / "jobs.sqlite")
+
+
+def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal ends it; ``ready`` is called with the server's URL once it answers."""
+    import uvicorn
+
+    from airflow_provider_lance.namespace.server import create_app
+
+    config = ServerConfig.load(options.config)
+    options.state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = Database(options.registry_url)
+    keys = Keys(database, options.keys)
+    if not keys.usable() and not is_loopback(options.host):
+        raise ServeError(
+            f"Without an API key the server listens on loopback only, not on {options.host}. Create one with "
+            "`airflow-lance keys create --name me`, or pass --keys."
+        )
+    if bool(options.certificate) != bool(options.private_key):
+        raise ServeError("--tls-cert and --tls-key belong together.")
+    base_path = "/" + options.base_path.strip("/") if options.base_path.strip("/") else ""
+    listener = _bind(options.host, options.port)
+    url = _url(options, listener, base_path)
+    jobs = JobsService(
+        database,
+        config,
+        directory=options.state_directory,
+        namespace_url=(options.jobs_url or url).rstrip("/"),
+        timings=options.timings,
+    )
+    namespace = _namespace(options, jobs)
+    jobs.vend = lambda spec: namespace.storage_options_for(spec.table_id)
+
+    def close() -> None:
+        namespace.close()
+        jobs.close()
+
+    app = create_app(namespace, jobs, keys, base_path=base_path, on_close=close)
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=30,
+        ssl_certfile=str(options.certificate) if options.certificate else None,
+        ssl_keyfile=str(options.private_key) if options.private_key else None,
+    )
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.started:
+                return
+            # Not before drivers can report: what our start costs them must not look like their silence.
+            jobs.start()
+            namespace.watcher().start()
+            if ready is not None:
+                ready(url)
+
+    Server(settings).run(sockets=[listener])
+
+
+def _namespace(options: ServeOptions, jobs: JobsService) -> SparkNamespace:
+    from lance_namespace.errors import LanceNamespaceError
+
+    from airflow_provider_lance.namespace.namespace import SparkNamespace
+
+    try:
+        return SparkNamespace(jobs=jobs, root=options.root, **options.properties)
+    except (LanceNamespaceError, ValueError, OSError) as error:
+        raise ServeError(f"The namespace at {options.root} cannot be opened: {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ServeError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+    listener.listen(2048)
+    listener.set_inheritable(False)  # a driver that held it would keep the port from the next server
+    return listener
+
+
+def _url(options: ServeOptions, listener: socket.socket, base_path: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)  # noqa: S104 - as a client calls it
+    host = f"[{host}]" if ":" in host else host
+    scheme = "https" if options.certificate else "http"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}{base_path}"

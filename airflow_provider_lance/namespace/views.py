@@ -1,0 +1,164 @@
+"""Materialized views: create, describe, list and drop them, and accept their refreshes.
+
+What a definition means and how a view's table is written is the engine's (``view_definition.py``, ``view_table.py``);
+here its names become tables of this namespace. Methods are operations of the wire by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from lance_namespace.errors import LanceNamespaceError, TableNotFoundError
+
+from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
+from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.models import DescribeMaterializedViewResponse, model
+from airflow_provider_lance.engine.view_definition import (
+    DEFINITION_KEY,
+    ViewDefinition,
+    validate_refresh_request,
+)
+from airflow_provider_lance.engine.view_table import create_view
+from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
+from airflow_provider_lance.namespace.identifiers import table_identifier
+from airflow_provider_lance.namespace.job_requests import JobRequests
+from airflow_provider_lance.namespace.tables import Tables
+from airflow_provider_lance.namespace.tree import Tree, cut_page
+
+if TYPE_CHECKING:
+    import lance
+
+_OPENED_AT_ONCE = 8
+
+
+class Views:
+    """The views of a namespace. A view is a table whose schema carries its definition."""
+
+    def __init__(self, catalog: Catalog, tree: Tree, tables: Tables, jobs: JobRequests) -> None:
+        self._catalog = catalog
+        self._tree = tree
+        self._tables = tables
+        self._jobs = jobs
+
+    def create_materialized_view(self, request: Any) -> Any:
+        """Write the empty view; with data wanted, submit its first refresh as well."""
+        fields = {key: value for key, value in request.to_dict().items() if key not in {"id", "identity", "context"}}
+        definition = ViewDefinition.from_request(fields)
+        if not definition.with_no_data:
+            self._jobs.service.check(None, None)  # says at once that there is nobody to fill the view
+        sources = self.source_ids(request.id, definition)
+        place = self._tables.declare(request.id)
+        try:
+            version, definition = create_view(
+                place.location,
+                definition,
+                lambda name: self._catalog.open(sources[name]),
+                storage_options=self._catalog.storage_options,
+            )
+            job_id = None if definition.with_no_data else self._submit(place, definition, {}, request.context)
+        except Exception:
+            self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
+            raise
+        return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
+
+    def refresh_materialized_view(self, request: Any) -> Any:
+        fields = {key: value for key, value in request.to_dict().items() if key not in {"id", "identity", "context"}}
+        return model("RefreshMaterializedViewResponse")(job_id=self.refresh(request.id, fields, request.context))
+
+    def refresh(self, view_id: list[str], fields: dict[str, Any], context: Mapping[str, str] | None = None) -> str:
+        """Check a refresh to the letter and submit it; the job's id."""
+        jobs = self._jobs.service
+        place, definition = self.definition(view_id)
+        validate_refresh_request(definition, fields)
+        jobs.check(fields.get("cluster"), None)
+        version = fields.get("src_version")
+        if version is not None:
+            (source,) = self.source_ids(view_id, definition).values()
+            self._catalog.open(source, version=version)
+        return self._submit(place, definition, fields, context)
+
+    def describe_materialized_view(self, request: Any) -> Any:
+        _, definition = self.definition(request.id)
+        return DescribeMaterializedViewResponse(**definition.describe())
+
+    def list_materialized_views(self, request: Any) -> Any:
+        """The names of the views in one namespace."""
+        self._catalog.require_namespace(request.id or [])
+        names = [view_id[-1] for view_id in self._view_ids(request.id or [])]
+        page, token = cut_page(names, request.page_token, request.limit)
+        return model("ListMaterializedViewsResponse")(views=page, page_token=token)
+
+    def drop_materialized_view(self, request: Any) -> Any:
+        self._require_view(request.id)
+        self._jobs.refuse_while_live(list(request.id))
+        self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
+        return model("DropMaterializedViewResponse")()
+
+    def definition(self, view_id: list[str]) -> tuple[TablePlace, ViewDefinition]:
+        """A view's place and definition; ``TableNotFoundError`` for a table that is no view."""
+        place, metadata = self._require_view(view_id)
+        definition = ViewDefinition.from_metadata(metadata)
+        assert definition is not None
+        return place, definition
+
+    def source_ids(self, view_id: list[str], definition: ViewDefinition) -> dict[str, list[str]]:
+        """The tables a view reads, by their names in its query: looked up beside the view first, then from the root.
+
+        ``people`` in the query of ``team$v`` is ``team$people`` if that exists, otherwise the root's ``people``;
+        ``team.people`` and ```team$people``` are ids from the root.
+        """
+        found = {}
+        for name, parts in definition.source_ids.items():
+            parts = [step for part in parts for step in part.split(DEFAULT_DELIMITER)]
+            table_identifier(parts)
+            beside = [*view_id[:-1], *parts]
+            candidates = [beside, parts] if len(view_id) > 1 else [parts]
+            for candidate in candidates:
+                if self._catalog.find(candidate) is not None:
+                    found[name] = candidate
+                    break
+            else:
+                raise TableNotFoundError(f"The view's query reads {name}, but there is no table {join_id(parts)}.")
+        return found
+
+    def _require_view(self, view_id: list[str]) -> tuple[TablePlace, Mapping[bytes, bytes]]:
+        place = self._catalog.locate(view_id)
+        metadata = self._catalog.open(view_id, place=place).schema.metadata or {}
+        if DEFINITION_KEY.encode() not in metadata:
+            raise TableNotFoundError(f"{place.name} is a table, not a materialized view.")
+        return place, metadata
+
+    def _submit(
+        self,
+        place: TablePlace,
+        definition: ViewDefinition,
+        fields: Mapping[str, Any],
+        context: Mapping[str, str] | None,
+    ) -> str:
+        sources = self.source_ids(list(place.id), definition)
+        return self._jobs.submit(
+            JobType.REFRESH,
+            place,
+            fields,
+            locks=(f"view|{place.name}",),
+            context=context,
+            tables={name: self._catalog.locate(table_id).location for name, table_id in sources.items()},
+        )
+
+    def _view_ids(self, namespace_id: list[str]) -> Iterator[list[str]]:
+        table_ids = [
+            [*namespace_id, name] for name in self._catalog.listing("list_tables", namespace_id, include_declared=False)
+        ]
+        with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
+            for table_id, is_view in zip(table_ids, pool.map(self._is_view, table_ids), strict=True):
+                if is_view:
+                    yield table_id
+
+    def _is_view(self, table_id: list[str]) -> bool:
+        try:
+            dataset: lance.LanceDataset = self._catalog.open(table_id)
+        except (LanceNamespaceError, ValueError, OSError):
+            return False  # only declared, dropped in this moment, or damaged: no view in any case
+        return DEFINITION_KEY.encode() in (dataset.schema.metadata or {})

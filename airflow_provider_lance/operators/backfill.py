@@ -1,0 +1,140 @@
+"""``LanceBackfillColumnOperator``: give a column its values, as a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.operators.lineage import ColumnEdge, TableLineage, computed_inputs, lineage_facets
+from airflow_provider_lance.operators.submit import LanceJobOperator
+
+#: The request's own fields, besides ``id`` and ``column``; each is an argument of the operator.
+REQUEST_FIELDS = (
+    "branch",
+    "where",
+    "concurrency",
+    "intra_applier_concurrency",
+    "min_checkpoint_size",
+    "max_checkpoint_size",
+    "batch_checkpoint_flush_interval_seconds",
+    "read_version",
+    "task_size",
+    "num_frags",
+    "checkpoint_size",
+    "commit_granularity",
+    "cluster",
+    "manifest",
+)
+
+
+class LanceBackfillColumnOperator(LanceJobOperator):
+    """Compute the values of a computed or virtual column (``AlterTableBackfillColumns``).
+
+    Only rows whose value is missing or older than its inputs are computed. Arguments beyond these are those of
+    :class:`~airflow_provider_lance.operators.submit.LanceJobOperator`.
+
+    :param table_id: the table. (templated)
+    :param column: the column. (templated)
+    :param branch: of the table. (templated)
+    :param where: an SQL predicate; the other rows keep their values. (templated)
+    :param concurrency: Spark tasks at once.
+    :param intra_applier_concurrency: threads per Spark task.
+    :param task_size: rows per Spark task; splits a large fragment.
+    :param checkpoint_size: rows per durable part, between ``min_checkpoint_size`` and ``max_checkpoint_size``.
+    :param batch_checkpoint_flush_interval_seconds: a part is durable at the latest after so long.
+    :param read_version: compute at this version of the table; conflicting fragments are left and counted.
+    :param num_frags: at most so many fragments in this job.
+    :param commit_granularity: fragments per commit.
+    :param cluster: where it runs, a name from the server's configuration, or ``external``. (templated)
+    :param manifest: the UDF's environment, a name from the server's configuration. (templated)
+    :param plan_only: plan and report what would be done; compute and commit nothing.
+    :param max_failed_rows: fail the job once the rule failed for more rows than this.
+    """
+
+    operation = "alter_table_backfill_columns"
+    job_type = JobType.BACKFILL.value
+    template_fields: Sequence[str] = (
+        *LanceJobOperator.template_fields,
+        "column",
+        *REQUEST_FIELDS,
+        "plan_only",
+        "max_failed_rows",
+    )
+
+    def __init__(
+        self,
+        *,
+        table_id: Identifier,
+        column: str,
+        branch: str | None = None,
+        where: str | None = None,
+        concurrency: int | None = None,
+        intra_applier_concurrency: int | None = None,
+        min_checkpoint_size: int | None = None,
+        max_checkpoint_size: int | None = None,
+        batch_checkpoint_flush_interval_seconds: float | None = None,
+        read_version: int | None = None,
+        task_size: int | None = None,
+        num_frags: int | None = None,
+        checkpoint_size: int | None = None,
+        commit_granularity: int | None = None,
+        cluster: str | None = None,
+        manifest: str | None = None,
+        plan_only: bool = False,
+        max_failed_rows: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(table_id=table_id, **kwargs)
+        self.column = column
+        self.branch = branch
+        self.where = where
+        self.concurrency = concurrency
+        self.intra_applier_concurrency = intra_applier_concurrency
+        self.min_checkpoint_size = min_checkpoint_size
+        self.max_checkpoint_size = max_checkpoint_size
+        self.batch_checkpoint_flush_interval_seconds = batch_checkpoint_flush_interval_seconds
+        self.read_version = read_version
+        self.task_size = task_size
+        self.num_frags = num_frags
+        self.checkpoint_size = checkpoint_size
+        self.commit_granularity = commit_granularity
+        self.cluster = cluster
+        self.manifest = manifest
+        self.plan_only = plan_only
+        self.max_failed_rows = max_failed_rows
+
+    def request(self) -> dict[str, Any]:
+        fields = {name: _given(getattr(self, name)) for name in REQUEST_FIELDS}
+        return {"column": self.column, **{name: value for name, value in fields.items() if value is not None}}
+
+    def options(self) -> dict[str, str]:
+        options = {}
+        if _given(self.plan_only) in (True, "true", "True"):
+            options["plan"] = "true"
+        if (most := _given(self.max_failed_rows)) is not None:
+            options["max_failed_rows"] = str(most)
+        return options
+
+    def did_nothing(self, result: dict[str, Any]) -> bool:
+        return result.get("rows_assigned") == 0 and not result.get("rows_failed")
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """For Airflow's OpenLineage provider: the table to itself, and the column from its inputs."""
+        table_id = self.parse_id(self.table_id)
+        inputs = computed_inputs(self.hook, table_id, self.column)
+        return lineage_facets(
+            self.hook,
+            self.outlets,
+            TableLineage(
+                output=table_id,
+                inputs=[table_id],
+                edges=[ColumnEdge(self.column, table_id, name) for name in inputs],
+            ),
+        )
+
+
+def _given(value: Any) -> Any:
+    """A rendered template may leave an empty string or the word None where nothing was meant."""
+    return None if value in ("", "None") else value

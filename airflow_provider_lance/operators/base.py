@@ -1,0 +1,77 @@
+"""What every Lance operator has: the hook, one way to call an operation, errors Airflow understands, asset events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
+
+from airflow_provider_lance.api.errors import INVALID_INPUT, UNSUPPORTED, WireError
+from airflow_provider_lance.api.ids import Identifier, InvalidIdentifierError
+from airflow_provider_lance.assets.lance import assets_of
+from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+def task_error(error: WireError | ValueError) -> AirflowException:
+    """A failed request as a task's failure: without another try where the same request can only fail again."""
+    hopeless = not isinstance(error, WireError) or error.code in {INVALID_INPUT, UNSUPPORTED}
+    return (AirflowFailException if hopeless else AirflowException)(str(error))
+
+
+class LanceBaseOperator(BaseOperator):
+    """The common part of all operators; not for use in a DAG.
+
+    :param lance_conn_id: the connection of the namespace.
+    """
+
+    ui_color = "#fde8d7"
+    template_fields: Sequence[str] = ("lance_conn_id",)
+
+    def __init__(self, *, lance_conn_id: str = LanceNamespaceHook.default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.lance_conn_id = lance_conn_id
+
+    @cached_property
+    def hook(self) -> LanceNamespaceHook:
+        return LanceNamespaceHook(self.lance_conn_id)
+
+    def parse_id(self, identifier: Identifier) -> list[str]:
+        """A table's or view's identifier as a list; the root namespace is not one."""
+        try:
+            parts = self.hook.parse_id(identifier)
+        except InvalidIdentifierError as error:
+            raise task_error(error) from None
+        if not parts:
+            raise AirflowFailException(f"Task {self.task_id} names no table: its identifier is empty.")
+        return parts
+
+    def call(
+        self, operation: str, fields: Mapping[str, Any], data: Any = None, *, tolerate: Sequence[int] = ()
+    ) -> dict[str, Any] | None:
+        """Run an operation; ``None`` where the answer was one of the tolerated Lance error codes."""
+        failure: AirflowException
+        try:
+            return self.hook.call(operation, fields, data)
+        except WireError as error:
+            if error.code in tolerate:
+                self.log.info("%s", error)
+                return None
+            failure = task_error(error)
+        raise failure  # outside of the except block: a chained frame could show header values
+
+    def answer(self, operation: str, fields: Mapping[str, Any], data: Any = None) -> dict[str, Any]:
+        """The same for callers that tolerate nothing."""
+        answer = self.call(operation, fields, data)
+        assert answer is not None
+        return answer
+
+    def publish(self, context: Context, table_id: Sequence[str], **extra: Any) -> None:
+        """Write ``extra`` to the events of those declared outlets that are this table; adds no outlet of its own."""
+        known = {key: value for key, value in extra.items() if value is not None}
+        for asset in assets_of(self.outlets, table_id):
+            context["outlet_events"][asset].extra.update(known)

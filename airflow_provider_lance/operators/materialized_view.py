@@ -1,0 +1,190 @@
+"""Materialized views: ``LanceCreateMaterializedViewOperator`` and ``LanceRefreshMaterializedViewOperator``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.operators.lineage import lineage_facets, view_lineage, view_source
+from airflow_provider_lance.operators.submit import LanceJobOperator
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_TABLE_EXISTS = 5
+
+
+class _ViewOperator(LanceJobOperator):
+    job_type = JobType.REFRESH.value
+
+    def did_nothing(self, result: dict[str, Any]) -> bool:
+        if str(result.get("mode", "")).lower() in {"noop", "none", "unchanged"}:
+            return True
+        return result.get("rows_written") == 0 and not result.get("rows_deleted")
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """For Airflow's OpenLineage provider: from the source table and its columns to the view's."""
+        return lineage_facets(self.hook, self.outlets, view_lineage(self.hook, self.parse_id(self.table_id)))
+
+
+class LanceCreateMaterializedViewOperator(_ViewOperator):
+    """Define a view and, unless ``with_no_data``, wait for its first refresh (``CreateMaterializedView``).
+
+    Give either ``query`` (SQL, as LanceDB's client does) or ``kind``, ``source_query`` and ``output_schema``. The
+    arguments for waiting are those of :class:`~airflow_provider_lance.operators.submit.LanceJobOperator`.
+
+    :param table_id: the view. (templated)
+    :param query: the view's SQL. (templated)
+    :param kind: ``query``, ``udtf`` or ``chunker``.
+    :param source_query: the serialized source query. (templated)
+    :param output_schema: the output's Arrow schema in IPC format, base64. (templated)
+    :param udtf_spec: the function of a ``udtf`` or ``chunker`` view.
+    :param with_no_data: only define it.
+    :param auto_refresh: let the server refresh it when its source moves.
+    :param if_exists: ``fail``; ``skip`` (succeed without a job); or ``refresh`` the view that is there.
+    """
+
+    operation = "create_materialized_view"
+    template_fields: Sequence[str] = (
+        *_ViewOperator.template_fields,
+        "query",
+        "source_query",
+        "output_schema",
+        "udtf_spec",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"query": "sql", "source_query": "sql"}
+
+    def __init__(
+        self,
+        *,
+        table_id: Identifier,
+        query: str | None = None,
+        kind: str | None = None,
+        source_query: str | None = None,
+        output_schema: str | None = None,
+        udtf_spec: dict[str, Any] | None = None,
+        with_no_data: bool = False,
+        auto_refresh: bool | None = None,
+        if_exists: Literal["fail", "skip", "refresh"] = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(table_id=table_id, **kwargs)
+        if (query is None) == (source_query is None):
+            raise ValueError("Give the view either as `query`, or as `kind`, `source_query` and `output_schema`.")
+        if source_query is not None and (kind is None or output_schema is None):
+            raise ValueError("`source_query` needs `kind` and `output_schema` beside it.")
+        if if_exists not in ("fail", "skip", "refresh"):
+            raise ValueError(f"if_exists is 'fail', 'skip' or 'refresh', not {if_exists!r}.")
+        self.query = query
+        self.kind = kind
+        self.source_query = source_query
+        self.output_schema = output_schema
+        self.udtf_spec = udtf_spec
+        self.with_no_data = with_no_data
+        self.auto_refresh = auto_refresh
+        self.if_exists = if_exists
+
+    def request(self) -> dict[str, Any]:
+        fields = {
+            "query": self.query,
+            "kind": self.kind,
+            "source_query": self.source_query,
+            "output_schema": self.output_schema,
+            "udtf_spec": self.udtf_spec,
+            "with_no_data": self.with_no_data,
+            "auto_refresh": self.auto_refresh,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def submit(self, context: Context, table_id: list[str]) -> dict[str, Any]:
+        try:
+            return super().submit(context, table_id)
+        except WireError as error:
+            if error.code != _TABLE_EXISTS or self.if_exists == "fail":
+                raise
+            self.log.info("The view is there already (if_exists=%s).", self.if_exists)
+        if self.if_exists == "skip":
+            return {"version": self.hook.current_version(table_id)}
+        return self.hook.call(
+            "refresh_materialized_view", {"id": table_id, "context": self._request_context(context, table_id)}
+        )
+
+
+class LanceRefreshMaterializedViewOperator(_ViewOperator):
+    """Bring a view up to its source (``RefreshMaterializedView``).
+
+    The arguments for waiting are those of :class:`~airflow_provider_lance.operators.submit.LanceJobOperator`.
+
+    :param table_id: the view. (templated)
+    :param src_version: of the source to refresh to; its newest by default. (templated)
+    :param full: rebuild instead of applying the changes.
+    :param max_rows_per_fragment: of the view's new fragments.
+    :param concurrency: Spark tasks at once.
+    :param intra_applier_concurrency: threads per Spark task.
+    :param source_task_size: source rows per Spark task.
+    :param output_limit: rows a chunker may give per source row.
+    :param cluster: where it runs, a name from the server's configuration, or ``external``. (templated)
+    :param manifest: the function's environment, a name from the server's configuration. (templated)
+    """
+
+    operation = "refresh_materialized_view"
+    template_fields: Sequence[str] = (*_ViewOperator.template_fields, "src_version", "cluster", "manifest")
+
+    def __init__(
+        self,
+        *,
+        table_id: Identifier,
+        src_version: int | None = None,
+        full: bool | None = None,
+        max_rows_per_fragment: int | None = None,
+        concurrency: int | None = None,
+        intra_applier_concurrency: int | None = None,
+        source_task_size: int | None = None,
+        output_limit: int | None = None,
+        cluster: str | None = None,
+        manifest: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(table_id=table_id, **kwargs)
+        self.src_version = src_version
+        self.full = full
+        self.max_rows_per_fragment = max_rows_per_fragment
+        self.concurrency = concurrency
+        self.intra_applier_concurrency = intra_applier_concurrency
+        self.source_task_size = source_task_size
+        self.output_limit = output_limit
+        self.cluster = cluster
+        self.manifest = manifest
+
+    def request(self) -> dict[str, Any]:
+        fields = {
+            "src_version": int(self.src_version) if self.src_version not in (None, "", "None") else None,
+            "full": self.full,
+            "max_rows_per_fragment": self.max_rows_per_fragment,
+            "concurrency": self.concurrency,
+            "intra_applier_concurrency": self.intra_applier_concurrency,
+            "source_task_size": self.source_task_size,
+            "output_limit": self.output_limit,
+            "cluster": self.cluster or None,
+            "manifest": self.manifest or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def unchanged(self, table_id: list[str]) -> str | None:
+        """Compare the version the view was refreshed from with the source's newest, where the server tells both."""
+        if self.full or self.src_version is not None:
+            return None
+        try:
+            source = view_source(self.hook, table_id)
+            if source is None or source.refreshed_version is None:
+                return None
+            newest = self.hook.current_version(source.table_id)
+        except WireError as error:
+            self.log.info("Whether the source has changed cannot be told, so the view is refreshed: %s", error)
+            return None
+        if newest != source.refreshed_version:
+            return None
+        return f"The view {'$'.join(table_id)} is up to date with version {newest} of {'$'.join(source.table_id)}."

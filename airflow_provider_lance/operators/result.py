@@ -1,0 +1,88 @@
+"""What a job means to a task: the dict it returns, or the exception it raises. For operators and sensors alike."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowTaskTimeout
+
+from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, public_result
+
+
+def look(hook: LanceNamespaceHook, job_id: str) -> Job | WireError | None:
+    """One look at a job, in the shape a ``Follower`` takes."""
+    try:
+        return hook.find_job(job_id)
+    except WireError as error:
+        return error
+
+
+def job_result(
+    job_id: str | None,
+    job_type: str,
+    table_id: list[str],
+    state: str,
+    result: dict[str, Any] | None,
+    *,
+    version: int | None = None,
+) -> dict[str, Any]:
+    """What job operators and job sensors return."""
+    result = public_result(result)
+    for key in ("published_version", "version"):
+        if result is not None and result.get(key) is not None:
+            version = int(result[key])
+            break
+    return {
+        "job_id": job_id,
+        "job_type": job_type,
+        "table_id": table_id,
+        "state": state,
+        "version": version,
+        "result": result,
+    }
+
+
+def job_failure(event: Event, link: str | None = None) -> BaseException:
+    """The exception of an event that is not DONE; one that forbids another try where it could not help."""
+    state, failure = event["state"], event.get("failure") or {}
+    about = f"Job {event['job_id']}" + (f" ({link})" if link else "")
+    reason = f"{failure.get('phase', 'unknown')}: {failure.get('message', 'no reason was given')}"
+    if state == TIMEOUT:
+        return AirflowTaskTimeout(f"{about} did not end in time.")
+    if state == LOST:
+        return AirflowException(f"{about} cannot be followed any longer. {reason}")
+    if state == JobState.CANCELLED.value:
+        return AirflowFailException(f"{about} was cancelled." + (f" {reason}" if failure else ""))
+    rows = (event.get("result") or {}).get("rows_failed")
+    message = f"{about} failed in {reason}" + (f" ({rows:,} rows failed)" if isinstance(rows, int) and rows else "")
+    return (AirflowException if failure.get("retryable") else AirflowFailException)(message)
+
+
+def job_table(hook: LanceNamespaceHook, job: Job) -> list[str]:
+    """The table a job is about, as far as its server tells."""
+    for found in (job.spec.get("table_id"), job.spec.get("id"), job.table):
+        if isinstance(found, list):
+            return [str(part) for part in found]
+        if isinstance(found, str) and found:
+            return hook.parse_id(found)
+    return []
+
+
+def read_job_id(given: str | Mapping[str, Any] | None) -> str:
+    """A job's id out of itself or out of what a job operator returned; a rendered template may hold its text."""
+    if isinstance(given, Mapping):
+        given = given.get("job_id")
+    text = str(given or "").strip()
+    if text.startswith("{"):
+        try:
+            text = str(ast.literal_eval(text).get("job_id") or "")
+        except (ValueError, SyntaxError, AttributeError):
+            text = ""
+    if not text or text == "None":
+        raise AirflowFailException("There is no job to look at: the job id is empty. Did the task that starts it run?")
+    return text

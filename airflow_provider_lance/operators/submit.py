@@ -1,0 +1,398 @@
+"""``LanceJobOperator``: submit a job once, hand out its id at once, wait for it, end with it.
+
+Everything that makes job operators hard is in this room: rejoining after a crash, cancelling after a clear, a kill
+while running or deferred, deadlines, and errors that say what the job said. Subclasses say what is submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+    conf,
+)
+
+from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.api.protocol import IDEMPOTENCY_KEY
+from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.assets.lance import assets_of
+from airflow_provider_lance.configuration import read_configuration
+from airflow_provider_lance.hooks.lance import is_conflict
+from airflow_provider_lance.links.job import LanceJobLink
+from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
+from airflow_provider_lance.operators.result import job_failure, job_result, look
+from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower, job_event
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+STATE_KEY = "lance_job"
+_CANCEL_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job this task waits for. ``owned``: we started it, so it ends with us; a job we joined does not."""
+
+    job_id: str
+    table_id: list[str]
+    job_type: str
+    owned: bool = True
+    deadline: float | None = None
+    version: int | None = None
+
+
+class LanceJobOperator(LanceBaseOperator):
+    """The common part of the operators that start a job; not for use in a DAG.
+
+    :param table_id: the table or view the job writes, a list of strings or one string with the delimiter.
+    :param wait_for_completion: wait for the job's end. Otherwise the task succeeds with the ``job_id``, for a
+        :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job is not bound to anybody waiting.
+    :param deferrable: wait in the triggerer instead of on a worker; ``[operators] default_deferrable`` by default.
+    :param poll_interval: seconds between looks; ``[lance] poll_interval`` by default.
+    :param timeout: how long the job may take, counted from its submission; ``execution_timeout`` by default. After
+        that the job is cancelled and the task fails with a timeout, on a worker as well as deferred.
+    :param cancel_on_kill: cancel the job when the task is killed, cleared or marked.
+    :param on_conflict: when another job already writes the same: ``fail``, or ``join`` that job and wait for it.
+    :param lease_seconds: the server ends the job when nobody has asked for it for so long;
+        ``[lance] job_lease_seconds`` by default, and none without ``wait_for_completion``.
+    :param skip_if_unchanged: end as skipped, with the reason, when there is nothing to do.
+    :param request_context: further context entries of the request, sent as ``x-lance-ctx-<key>``.
+    """
+
+    operation: ClassVar[str]
+    job_type: ClassVar[str] = ""
+    template_fields: Sequence[str] = ("lance_conn_id", "table_id", "request_context")
+    operator_extra_links = (LanceJobLink(),)
+
+    def __init__(
+        self,
+        *,
+        table_id: Identifier,
+        wait_for_completion: bool = True,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_interval: float | None = None,
+        timeout: timedelta | float | None = None,
+        cancel_on_kill: bool = True,
+        on_conflict: Literal["fail", "join"] = "fail",
+        lease_seconds: int | None = None,
+        skip_if_unchanged: bool = False,
+        request_context: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if on_conflict not in ("fail", "join"):
+            raise ValueError(f"on_conflict is 'fail' or 'join', not {on_conflict!r}.")
+        self.table_id = table_id
+        self.wait_for_completion = wait_for_completion
+        self.deferrable = deferrable
+        self.poll_interval = poll_interval
+        self.timeout = timeout
+        self.cancel_on_kill = cancel_on_kill
+        self.on_conflict = on_conflict
+        self.lease_seconds = lease_seconds
+        self.skip_if_unchanged = skip_if_unchanged
+        self.request_context = request_context
+        self._submitted: Submitted | None = None
+        self._killed = False
+
+    # What a subclass says
+
+    def request(self) -> dict[str, Any]:
+        """The request's fields besides ``id`` and ``context``."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, str]:
+        """The context entries that steer the job's execution."""
+        return {}
+
+    def unchanged(self, table_id: list[str]) -> str | None:
+        """Why there is nothing to do, where that can be told before a job is started."""
+        return None
+
+    def did_nothing(self, result: dict[str, Any]) -> bool:
+        """Whether a finished job's result says that nothing was to be done."""
+        return False
+
+    def submit(self, context: Context, table_id: list[str]) -> dict[str, Any]:
+        """Send the request; returns the answer with its ``job_id``."""
+        return self.hook.call(
+            self.operation, {"id": table_id, **self.request(), "context": self._request_context(context, table_id)}
+        )
+
+    # The life of the task
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        rejoined = self.rejoin(context)
+        if rejoined is not None:
+            submitted = self._bound(rejoined.job_id, table_id, created_ms=rejoined.created_ms)
+            self.log.info("Rejoined job %s of an earlier try; it is %s.", rejoined.job_id, rejoined.state.value)
+        else:
+            if self.skip_if_unchanged and (reason := self.unchanged(table_id)) is not None:
+                raise AirflowSkipException(reason)
+            submitted = self._start(context, table_id)
+            if not submitted.job_id:
+                return self._result(context, submitted)
+        self._submitted = submitted
+        self._announce(context, submitted)
+        if not self.wait_for_completion:
+            return self.describe_result(submitted, (rejoined.state if rejoined else JobState.QUEUED).value, None)
+        if rejoined is not None and rejoined.state.terminal:
+            return self._complete(context, submitted, job_event(rejoined))
+        if self.deferrable and self.hook.speaks_rest:
+            from airflow_provider_lance.triggers.job import LanceJobTrigger
+
+            self.defer(
+                trigger=LanceJobTrigger(
+                    job_id=submitted.job_id,
+                    lance_conn_id=self.lance_conn_id,
+                    deadline=submitted.deadline,
+                    poll_interval=self.poll_interval,
+                    cancel_on_kill=self.cancel_on_kill and submitted.owned,
+                ),
+                method_name="execute_complete",
+                kwargs={"submitted": asdict(submitted)},
+            )
+        try:
+            event = self._wait(submitted)
+        except AirflowTaskTimeout:  # Airflow's own execution_timeout
+            self._end_job(context, submitted)
+            raise
+        return self._complete(context, submitted, event)
+
+    def execute_complete(
+        self, context: Context, event: Event, submitted: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Where a deferred task goes on."""
+        if submitted is None:  # ``dag.test()`` resumes with the event alone
+            store = context.get("task_state_store")
+            saved = store.get(STATE_KEY) if store is not None else None
+            owned = not isinstance(saved, dict) or saved.get("job_id") == event["job_id"]
+            submitted = asdict(self._bound(event["job_id"], self.parse_id(self.table_id), owned=owned))
+        self._submitted = Submitted(**submitted)
+        return self._complete(context, self._submitted, event)
+
+    def on_kill(self) -> None:
+        """Cancel the job. Runs inside a signal handler, so it uses an HTTP client of its own."""
+        self._killed = True
+        submitted = self._submitted
+        if submitted is None or not (self.cancel_on_kill and submitted.owned):
+            return
+        self.log.info("Cancelling job %s, because its task was ended.", submitted.job_id)
+        settings = self.hook.resolved.settings
+        try:
+            if settings is None:
+                self.hook.cancel_job(submitted.job_id)
+            else:
+                # The interrupted code may hold the locks of the hook's own client.
+                with Wire(settings) as wire:
+                    wire.call("cancel_job", {"job_id": submitted.job_id})
+        except WireError as error:
+            self.log.warning("The job could not be cancelled: %s", error)
+
+    # Rejoin or submit
+
+    def rejoin(self, context: Context) -> Job | None:
+        """The job of an earlier try of the same run, if this try should wait for that one.
+
+        A crash leaves ``max_tries`` as it was, a clear raises it: after a clear the old job is ended and a new one
+        runs. Airflow 3.2 has no task state store; there the idempotency key leads to a job that still runs.
+        """
+        store = context.get("task_state_store")
+        saved = store.get(STATE_KEY) if store is not None else None
+        if not isinstance(saved, dict) or not saved.get("job_id"):
+            return None
+        job_id = str(saved["job_id"])
+        try:
+            job = self.hook.find_job(job_id)
+        except WireError as error:
+            raise AirflowException(
+                f"Whether job {job_id} of an earlier try still runs cannot be told: {error}"
+            ) from None
+        if job is None:
+            return None
+        same_run = saved.get("max_tries") == context["ti"].max_tries and not job.cancelling
+        if same_run and (job.state is JobState.DONE or not job.state.terminal):
+            return job
+        if not job.state.terminal:
+            self.log.info("The task was cleared: ending job %s of the earlier run first.", job_id)
+            self._cancel_and_wait(job_id)
+        return None
+
+    def _start(self, context: Context, table_id: list[str]) -> Submitted:
+        """Submit, or join; without a job id where the request was accepted and needed no job."""
+        failure: AirflowException
+        try:
+            answer = self.submit(context, table_id)
+        except WireError as error:
+            if is_conflict(error) and error.instance and self.on_conflict == "join":
+                self.log.info("Joining job %s, which already does this: %s", error.instance, error)
+                return self._bound(error.instance, table_id, owned=False)
+            failure = task_error(error)
+            if is_conflict(error) and error.instance:
+                failure = AirflowException(
+                    f"{error} Job {error.instance} holds it; on_conflict='join' would wait for it."
+                )
+        else:
+            job_id, version = str(answer.get("job_id") or ""), answer.get("version")
+            store = context.get("task_state_store")
+            if job_id and store is not None:  # an empty store is falsy
+                store.set(STATE_KEY, {"job_id": job_id, "max_tries": context["ti"].max_tries})
+            return self._bound(job_id, table_id, version=int(version) if version is not None else None)
+        raise failure
+
+    def _bound(
+        self,
+        job_id: str,
+        table_id: list[str],
+        *,
+        owned: bool = True,
+        created_ms: int | None = None,
+        version: int | None = None,
+    ) -> Submitted:
+        limit = self.timeout if self.timeout is not None else self.execution_timeout
+        seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+        began = created_ms / 1000 if created_ms else time.time()
+        return Submitted(
+            job_id=job_id,
+            table_id=table_id,
+            job_type=self.job_type,
+            owned=owned,
+            deadline=began + seconds if seconds is not None else None,
+            version=version,
+        )
+
+    def _request_context(self, context: Context, table_id: list[str]) -> dict[str, str]:
+        lease = self.lease_seconds
+        if lease is None:
+            lease = read_configuration().job_lease_seconds
+        return {
+            **(self.request_context or {}),
+            **self.options(),
+            IDEMPOTENCY_KEY: idempotency_key(context, self.operation, table_id),
+            "lease-seconds": str(lease if self.wait_for_completion else 0),
+        }
+
+    def _announce(self, context: Context, submitted: Submitted) -> None:
+        """Before the first wait, so that a running task already shows its job."""
+        ti = context["ti"]
+        ti.xcom_push(key="job_id", value=submitted.job_id)
+        link = self.hook.resolved.link(submitted.job_id)
+        LanceJobLink().push(context, link)
+        ti.xcom_push(
+            key="asset",
+            value={
+                "table_id": submitted.table_id,
+                "uris": [asset.uri for asset in assets_of(self.outlets, submitted.table_id)],
+            },
+        )
+        self.log.info("Job %s%s", submitted.job_id, f": {link}" if link else "")
+
+    # Wait and end
+
+    def _wait(self, submitted: Submitted) -> Event:
+        configuration = read_configuration()
+        interval = self.poll_interval or configuration.poll_interval
+        follower = Follower(
+            submitted.job_id,
+            deadline=submitted.deadline,
+            errors=configuration.poll_errors,
+            log=lambda line: self.log.info("%s", line),
+        )
+        pause = min(0.5, interval)
+        while True:
+            event = follower.see(look(self.hook, submitted.job_id))
+            if event is not None:
+                return event
+            left = follower.seconds_left
+            time.sleep(min(pause * (1 + 0.2 * random.random()), left if left is not None else pause * 2))
+            pause = min(interval, pause * 2)
+
+    def _complete(self, context: Context, submitted: Submitted, event: Event) -> dict[str, Any]:
+        if event["state"] == JobState.DONE.value:
+            return self._result(context, submitted, event.get("result"))
+        if event["state"] == TIMEOUT and submitted.owned:
+            self._end_job(context, submitted)
+        if event["state"] == JobState.CANCELLED.value and self._killed:
+            # Whoever ended the task decides about its next try, not the job that ended with it.
+            raise AirflowException(f"Job {submitted.job_id} was cancelled, because its task was ended.")
+        raise job_failure(event, self.hook.resolved.link(submitted.job_id))
+
+    def _result(self, context: Context, submitted: Submitted, result: dict[str, Any] | None = None) -> dict[str, Any]:
+        forget(context)
+        if self.skip_if_unchanged and result is not None and self.did_nothing(result):
+            raise AirflowSkipException(f"Job {submitted.job_id} found nothing to do: {result}")
+        described = self.describe_result(submitted, JobState.DONE.value, result)
+        rows = (
+            next((result[key] for key in ("rows_assigned", "rows_written") if key in result), None) if result else None
+        )
+        self.publish(
+            context, submitted.table_id, version=described["version"], job_id=submitted.job_id or None, rows=rows
+        )
+        return described
+
+    def describe_result(self, submitted: Submitted, state: str, result: dict[str, Any] | None) -> dict[str, Any]:
+        """What the task returns; the same for a sensor."""
+        return job_result(
+            submitted.job_id or None, submitted.job_type, submitted.table_id, state, result, version=submitted.version
+        )
+
+    def _end_job(self, context: Context, submitted: Submitted) -> None:
+        """Cancel and forget: the next try must not rejoin a job that is about to end."""
+        try:
+            self._cancel_and_wait(submitted.job_id)
+        except (WireError, AirflowException) as error:
+            self.log.warning("The job could not be cancelled: %s", error)
+        forget(context)
+
+    def _cancel_and_wait(self, job_id: str) -> None:
+        """Until the job has ended, because it holds what the next one wants to write."""
+        failure: AirflowException
+        try:
+            self.hook.cancel_job(job_id)
+            began = time.monotonic()
+            while time.monotonic() - began < _CANCEL_SECONDS:
+                job = self.hook.find_job(job_id)
+                if job is None or job.state.terminal:
+                    return
+                time.sleep(0.5)
+            failure = AirflowException(f"Job {job_id} was told to end {_CANCEL_SECONDS:.0f} s ago and still runs.")
+        except WireError as error:
+            failure = AirflowException(f"Job {job_id} of an earlier try cannot be cancelled: {error}")
+        raise failure
+
+
+def forget(context: Context) -> None:
+    """Remove the rejoin mark: clearing a task that ended must run its job again."""
+    store = context.get("task_state_store")
+    if store is not None:
+        store.delete(STATE_KEY)
+
+
+def idempotency_key(context: Context, operation: str, table_id: list[str]) -> str:
+    """The same for every try of one run of a task, another after a clear (which raises ``max_tries``)."""
+    ti = context["ti"]
+    parts = [
+        conf.get("api", "base_url", fallback=""),
+        ti.dag_id,
+        ti.run_id,
+        ti.task_id,
+        ti.map_index,
+        ti.max_tries,
+        operation,
+        table_id,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

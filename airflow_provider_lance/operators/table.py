@@ -1,0 +1,313 @@
+"""Tables: create empty, create with data, add columns, create a version, drop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
+
+from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
+from airflow_provider_lance.operators.udf import UdfColumn
+from airflow_provider_lance.triggers.position import WITH_VERSION
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_NO_TABLE, _TABLE_EXISTS = 4, 5
+
+
+class _TableOperator(LanceBaseOperator):
+    """An operator about one table."""
+
+    template_fields: Sequence[str] = (*LanceBaseOperator.template_fields, "table_id")
+
+    def __init__(self, *, table_id: Identifier, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table_id = table_id
+
+
+class LanceCreateEmptyTableOperator(_TableOperator):
+    """Record a table without data (``CreateEmptyTable``; ``DeclareTable`` where a server knows only that).
+
+    :param table_id: the table. (templated)
+    :param location: where it shall be stored; the namespace chooses by default. (templated)
+    :param properties: the namespace's properties for it. (templated)
+    :param if_exists: ``fail``, or ``skip`` the creation and succeed.
+    :return: ``{"table_id", "location", "created"}``.
+    """
+
+    template_fields: Sequence[str] = (*_TableOperator.template_fields, "location", "properties")
+
+    def __init__(
+        self,
+        *,
+        location: str | None = None,
+        properties: dict[str, str] | None = None,
+        if_exists: Literal["fail", "skip"] = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.location = location
+        self.properties = properties
+        self.if_exists = if_exists
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        answer = self.call(
+            "create_empty_table",
+            {"id": table_id, "location": self.location, "properties": self.properties},
+            tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
+        )
+        created = answer is not None
+        if answer is None:
+            answer = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
+        self.publish(context, table_id, version=answer.get("version"))
+        return {"table_id": table_id, "created": created, **_kept(answer, "location", "properties", "version")}
+
+
+class LanceCreateTableOperator(_TableOperator):
+    """Create a table from a schema or from data (``CreateTable``).
+
+    Give exactly one of ``schema``, ``data`` and ``path``.
+
+    :param table_id: the table. (templated)
+    :param schema: column names and Arrow types, such as ``{"id": "int64", "embedding": "float32[384]"}``. (templated)
+    :param data: a function that returns a pyarrow table, a batch reader or a pandas data frame; called on the worker,
+        so that parsing the DAG imports none of them. Arrow data itself works too.
+    :param path: a file or folder of Parquet, CSV, JSON, Arrow or Lance data that the worker can read. (templated)
+    :param file_format: of ``path``; by its ending when ``None``.
+    :param properties: the namespace's properties for the table.
+    :param if_exists: ``fail``; ``skip`` the creation and succeed; or ``overwrite`` the table with a new version.
+    :return: ``{"table_id", "version", "location", "created"}``.
+    """
+
+    template_fields: Sequence[str] = (*_TableOperator.template_fields, "schema", "path", "properties")
+
+    def __init__(
+        self,
+        *,
+        schema: Mapping[str, str] | None = None,
+        data: Callable[[], Any] | Any = None,
+        path: str | None = None,
+        file_format: str | None = None,
+        properties: dict[str, str] | None = None,
+        if_exists: Literal["fail", "skip", "overwrite"] = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if sum(given is not None for given in (schema, data, path)) != 1:
+            raise ValueError("Give exactly one of `schema`, `data` and `path`.")
+        if if_exists not in ("fail", "skip", "overwrite"):
+            raise ValueError(f"if_exists is 'fail', 'skip' or 'overwrite', not {if_exists!r}.")
+        self.schema = schema
+        self.data = data
+        self.path = path
+        self.file_format = file_format
+        self.properties = properties
+        self.if_exists = if_exists
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        if self.if_exists == "skip":
+            described = self.call("describe_table", {"id": table_id, **WITH_VERSION}, tolerate=(_NO_TABLE,)) or {}
+            if described.get("version") is not None:  # one that was only declared may still be created
+                self.log.info("The table is there already (if_exists=skip).")
+                return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
+        mode = "overwrite" if self.if_exists == "overwrite" else "create"
+        answer = self.answer(
+            "create_table", {"id": table_id, "mode": mode, "properties": self.properties}, self._arrow()
+        )
+        self.publish(context, table_id, version=answer.get("version"))
+        return {"table_id": table_id, "created": True, **_kept(answer, "version", "location")}
+
+    def _arrow(self) -> Any:
+        from airflow_provider_lance.operators.arrow import arrow_schema, empty_batch, read_path
+
+        try:
+            if self.schema is not None:
+                # One batch without rows: pylance's server takes a stream without any for missing data.
+                return empty_batch(arrow_schema(self.schema))
+            if self.path is not None:
+                return read_path(self.path, self.file_format)
+        except (ValueError, OSError) as error:
+            raise AirflowFailException(str(error)) from None
+        data = self.data() if callable(self.data) else self.data
+        if hasattr(data, "__dataframe__") and not hasattr(data, "__arrow_c_stream__"):
+            import pyarrow as pa
+
+            return pa.Table.from_pandas(data, preserve_index=False)
+        return data
+
+
+class LanceAddColumnsOperator(_TableOperator):
+    """Add columns to a table (``AlterTableAddColumns``).
+
+    :param table_id: the table. (templated)
+    :param expressions: name → SQL expression; the values are written now. (templated)
+    :param computed: name → SQL expression; the rule is declared, a backfill computes the values. (templated)
+    :param virtual: name → a :class:`~airflow_provider_lance.operators.udf.UdfColumn`, or the request's own entry
+        (``input_columns``, ``outputs``, ``udf`` …), for Python functions; a backfill computes the values. (templated)
+    :param branch: of the table. (templated)
+    :param if_exists: for columns that are there already: ``fail``, or ``skip`` those.
+    :return: ``{"table_id", "version", "added"}``.
+    """
+
+    template_fields: Sequence[str] = (*_TableOperator.template_fields, "expressions", "computed", "virtual", "branch")
+
+    def __init__(
+        self,
+        *,
+        expressions: Mapping[str, str] | None = None,
+        computed: Mapping[str, str] | None = None,
+        virtual: Mapping[str, UdfColumn | Mapping[str, Any]] | None = None,
+        branch: str | None = None,
+        if_exists: Literal["fail", "skip"] = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not (expressions or computed or virtual):
+            raise ValueError("Give at least one column in `expressions`, `computed` or `virtual`.")
+        self.expressions = expressions
+        self.computed = computed
+        self.virtual = virtual
+        self.branch = branch
+        self.if_exists = if_exists
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        columns: list[dict[str, Any]] = [
+            {"name": name, kind: rule.entry(name) if isinstance(rule, UdfColumn) else rule}
+            for kind, rules in (
+                ("expression", self.expressions),
+                ("computed", self.computed),
+                ("virtual_column", self.virtual),
+            )
+            for name, rule in (rules or {}).items()
+        ]
+        if self.if_exists == "skip":
+            described = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
+            there = {field["name"] for field in (described.get("schema") or {}).get("fields") or []}
+            columns = [column for column in columns if column["name"] not in there]
+            if not columns:
+                self.log.info("Every column is there already (if_exists=skip).")
+                return {"table_id": table_id, "added": [], **_kept(described, "version")}
+        answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": self.branch})
+        self.publish(context, table_id, version=answer.get("version"))
+        return {"table_id": table_id, "added": [column["name"] for column in columns], **_kept(answer, "version")}
+
+
+class LanceCreateTableVersionOperator(_TableOperator):
+    """Make a staged manifest the table's next version, if that version does not exist yet (``CreateTableVersion``).
+
+    Lance itself does this on every commit to a table with managed versions. This operator is for a manifest that was
+    staged earlier, to be published later (after a check, or together with other tables); see
+    :func:`airflow_provider_lance.operators.staging.stage_version` for a way to stage one in a task.
+
+    :param table_id: the table. (templated)
+    :param version: the version to create. (templated)
+    :param manifest_path: of the staged manifest, an object-store path inside the table. (templated)
+    :param manifest_size: in bytes. (templated)
+    :param e_tag: of the manifest. (templated)
+    :param metadata: of the version. (templated)
+    :param naming_scheme: of manifests, ``V1`` or ``V2``.
+    :param branch: of the table. (templated)
+    :param staged: a dict with any of these fields, as ``stage_version`` returns it; the arguments win. (templated)
+    :param if_exists: for a version that is there already: ``fail``, or ``skip`` the task.
+    :return: ``{"table_id", "version", "manifest_path", …}``.
+    """
+
+    template_fields: Sequence[str] = (
+        *_TableOperator.template_fields,
+        "version",
+        "manifest_path",
+        "manifest_size",
+        "e_tag",
+        "metadata",
+        "branch",
+        "staged",
+    )
+    _FIELDS = ("version", "manifest_path", "manifest_size", "e_tag", "metadata", "naming_scheme", "branch")
+
+    def __init__(
+        self,
+        *,
+        version: int | str | None = None,
+        manifest_path: str | None = None,
+        manifest_size: int | str | None = None,
+        e_tag: str | None = None,
+        metadata: dict[str, str] | None = None,
+        naming_scheme: str | None = None,
+        branch: str | None = None,
+        staged: Mapping[str, Any] | None = None,
+        if_exists: Literal["fail", "skip"] = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if staged is None and (version is None or manifest_path is None):
+            raise ValueError("Give `version` and `manifest_path`, or `staged`.")
+        self.version = version
+        self.manifest_path = manifest_path
+        self.manifest_size = manifest_size
+        self.e_tag = e_tag
+        self.metadata = metadata
+        self.naming_scheme = naming_scheme
+        self.branch = branch
+        self.staged = staged
+        self.if_exists = if_exists
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        staged = self.staged if isinstance(self.staged, Mapping) else {}
+        fields: dict[str, Any] = {}
+        for name in self._FIELDS:
+            value = getattr(self, name)
+            value = staged.get(name) if value in (None, "", "None") else value
+            if value is not None:
+                fields[name] = _whole(name, value) if name in {"version", "manifest_size"} else value
+        for name in ("version", "manifest_path"):
+            if name not in fields:
+                raise AirflowFailException(f"There is no `{name}` to create a version from.")
+        conflict = 14
+        answer = self.call(
+            "create_table_version",
+            {"id": table_id, **fields},
+            tolerate=(conflict,) if self.if_exists == "skip" else (),
+        )
+        if answer is None:
+            raise AirflowSkipException(f"Version {fields['version']} of {'$'.join(table_id)} is there already.")
+        created = answer.get("version")
+        described = created if isinstance(created, dict) else {"version": created}
+        result = {"table_id": table_id, **{key: value for key, value in described.items() if value is not None}}
+        self.publish(context, table_id, version=result.get("version"))
+        return result
+
+
+class LanceDropTableOperator(_TableOperator):
+    """Drop a table and its data (``DropTable``).
+
+    :param table_id: the table. (templated)
+    :param if_missing: ``fail``, or ``skip`` the drop and succeed.
+    :return: ``{"table_id", "dropped"}``.
+    """
+
+    def __init__(self, *, if_missing: Literal["fail", "skip"] = "fail", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.if_missing = if_missing
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        answer = self.call("drop_table", {"id": table_id}, tolerate=(_NO_TABLE,) if self.if_missing == "skip" else ())
+        return {"table_id": table_id, "dropped": answer is not None}
+
+
+def _kept(answer: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: answer[name] for name in names if answer.get(name) is not None}
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise task_error(ValueError(f"`{name}` must be a whole number, not {value!r}.")) from None

@@ -1,0 +1,154 @@
+"""Tags: create, move, delete. A tag is a name for one version of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+
+from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.triggers.position import WITH_VERSION
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_NO_TAG, _TAG_EXISTS = 8, 9
+
+
+class _TagOperator(LanceBaseOperator):
+    """An operator about one tag of one table."""
+
+    template_fields: Sequence[str] = (*LanceBaseOperator.template_fields, "table_id", "tag")
+
+    def __init__(self, *, table_id: Identifier, tag: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table_id = table_id
+        self.tag = tag
+
+    def tag_version(self, table_id: list[str], tag: str) -> int | None:
+        """Where a tag points to; ``None`` if there is no such tag."""
+        answer = self.call("get_table_tag_version", {"id": table_id, "tag": tag}, tolerate=(_NO_TAG,))
+        return int(answer["version"]) if answer is not None else None
+
+
+class _PointingOperator(_TagOperator):
+    """A tag operator with a version to point to."""
+
+    template_fields: Sequence[str] = (*_TagOperator.template_fields, "version", "branch")
+
+    def __init__(
+        self,
+        *,
+        version: int | str = "latest",
+        branch: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.version = version
+        self.branch = branch
+
+    def resolve(self, table_id: list[str]) -> int:
+        """A number, ``"latest"``, or the version another tag points to."""
+        given = str(self.version).strip()
+        if given.isdigit():
+            return int(given)
+        if given == "latest":
+            answer = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION})
+            if answer.get("version") is None:
+                raise AirflowException(f"The table {'$'.join(table_id)} has no version yet: nothing was written to it.")
+            return int(answer["version"])
+        version = self.tag_version(table_id, given)
+        if version is None:
+            raise AirflowException(
+                f"{given!r} is neither a version number, nor 'latest', nor a tag of {'$'.join(table_id)}."
+            )
+        return version
+
+    def done(self, context: Context, table_id: list[str], version: int, before: int | None) -> dict[str, Any]:
+        self.publish(context, table_id, version=version)
+        return {"table_id": table_id, "tag": self.tag, "version": version, "previous_version": before}
+
+
+class LanceCreateTagOperator(_PointingOperator):
+    """Give a version a name (``CreateTableTag``).
+
+    :param table_id: the table. (templated)
+    :param tag: the new tag. (templated)
+    :param version: a number, ``"latest"`` or another tag. (templated)
+    :param branch: of the version. (templated)
+    :param if_exists: ``fail``; ``skip`` (leave the tag where it is); or ``move`` it.
+    :return: ``{"table_id", "tag", "version", "previous_version"}``.
+    """
+
+    def __init__(self, *, if_exists: Literal["fail", "skip", "move"] = "fail", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.if_exists = if_exists
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        version = self.resolve(table_id)
+        fields = {"id": table_id, "tag": self.tag, "version": version, "branch": self.branch}
+        if (
+            self.call("create_table_tag", fields, tolerate=() if self.if_exists == "fail" else (_TAG_EXISTS,))
+            is not None
+        ):
+            return self.done(context, table_id, version, None)
+        before = self.tag_version(table_id, self.tag)
+        if self.if_exists == "skip" and before is not None:
+            return self.done(context, table_id, before, before)
+        self.answer("update_table_tag", fields)
+        return self.done(context, table_id, version, before)
+
+
+class LanceUpdateTagOperator(_PointingOperator):
+    """Move a tag to another version (``UpdateTableTag``): promote, or roll back.
+
+    :param table_id: the table. (templated)
+    :param tag: the tag. (templated)
+    :param version: a number, ``"latest"`` or another tag. (templated)
+    :param branch: of the version. (templated)
+    :param create_if_missing: create the tag when there is none.
+    :return: ``{"table_id", "tag", "version", "previous_version"}``; the previous version is the way back.
+    """
+
+    def __init__(self, *, create_if_missing: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.create_if_missing = create_if_missing
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        version = self.resolve(table_id)
+        before = self.tag_version(table_id, self.tag)
+        fields = {"id": table_id, "tag": self.tag, "version": version, "branch": self.branch}
+        if before is None:
+            if not self.create_if_missing:
+                raise AirflowFailException(
+                    f"The table {'$'.join(table_id)} has no tag {self.tag!r}; create_if_missing=True would create it."
+                )
+            self.answer("create_table_tag", fields)
+        else:
+            self.answer("update_table_tag", fields)
+        return self.done(context, table_id, version, before)
+
+
+class LanceDeleteTagOperator(_TagOperator):
+    """Delete a tag; the version it pointed to stays (``DeleteTableTag``).
+
+    :param table_id: the table. (templated)
+    :param tag: the tag. (templated)
+    :param if_missing: ``fail``, or ``skip`` the deletion and succeed.
+    :return: ``{"table_id", "tag", "deleted", "previous_version"}``.
+    """
+
+    def __init__(self, *, if_missing: Literal["fail", "skip"] = "fail", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.if_missing = if_missing
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table_id = self.parse_id(self.table_id)
+        before = self.tag_version(table_id, self.tag)
+        tolerate = (_NO_TAG,) if self.if_missing == "skip" else ()
+        answer = self.call("delete_table_tag", {"id": table_id, "tag": self.tag}, tolerate=tolerate)
+        return {"table_id": table_id, "tag": self.tag, "deleted": answer is not None, "previous_version": before}

@@ -1,0 +1,79 @@
+"""What the sensors share: the hook, and whether they wait in the triggerer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    BaseSensorOperator,
+    conf,
+)
+
+from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_NET_SECONDS = 60
+
+
+class LanceBaseSensor(BaseSensorOperator):
+    """The common part of all sensors; not for use in a DAG.
+
+    :param lance_conn_id: the connection of the namespace. (templated)
+    :param deferrable: wait in the triggerer instead of on a worker; ``[operators] default_deferrable`` by default. A
+        namespace without a server (``impl`` of the connection) is poked.
+    """
+
+    ui_color = "#fdf1e4"
+    template_fields: Sequence[str] = ("lance_conn_id",)
+
+    def __init__(
+        self,
+        *,
+        lance_conn_id: str = LanceNamespaceHook.default_conn_name,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.lance_conn_id = lance_conn_id
+        self.deferrable = deferrable
+
+    @cached_property
+    def hook(self) -> LanceNamespaceHook:
+        return LanceNamespaceHook(self.lance_conn_id)
+
+    def first_look(self, context: Context) -> Any:
+        """A poke before deferring, with what ``soft_fail`` and ``never_fail`` say about its failure."""
+        try:
+            return self.poke(context)
+        except AirflowSkipException:
+            raise
+        except AirflowException as error:
+            if self.soft_fail or self.never_fail:
+                raise AirflowSkipException(str(error)) from error
+            raise
+
+    def wait_for(self, trigger: Any) -> None:
+        """Defer. The trigger keeps the sensor's own timeout; Airflow's is the net below it, a minute later."""
+        self.defer(
+            trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout + _NET_SECONDS)
+        )
+
+    @property
+    def deadline(self) -> float:
+        return time.time() + self.timeout
+
+    def timed_out(self) -> AirflowSensorTimeout:
+        return AirflowSensorTimeout(f"Sensor has timed out: nothing happened within {self.timeout:g} s.")
+
+    @property
+    def defers(self) -> bool:
+        return self.deferrable and self.hook.speaks_rest

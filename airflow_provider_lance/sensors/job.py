@@ -1,0 +1,81 @@
+"""``LanceJobSensor``: waits for a job that somebody else started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import PokeReturnValue
+
+from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.configuration import read_configuration
+from airflow_provider_lance.links.job import LanceJobLink
+from airflow_provider_lance.operators.result import job_failure, job_result, job_table, look, read_job_id
+from airflow_provider_lance.sensors.base import LanceBaseSensor
+from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+
+class LanceJobSensor(LanceBaseSensor):
+    """Succeeds when a job is done, with the same dict a job operator returns; fails with the job.
+
+    It looks on only: ending the sensor does not end the job.
+
+    :param job_id: the job, or the dict a job operator returned. (templated)
+    """
+
+    template_fields: Sequence[str] = (*LanceBaseSensor.template_fields, "job_id")
+    operator_extra_links = (LanceJobLink(),)
+
+    def __init__(self, *, job_id: str | Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+        self._follower: Follower | None = None
+
+    def execute(self, context: Context) -> Any:
+        job_id = read_job_id(self.job_id)
+        LanceJobLink().push(context, self.hook.resolved.link(job_id))
+        if not self.defers:
+            return super().execute(context)
+        if found := self.first_look(context):
+            return found.xcom_value
+        from airflow_provider_lance.triggers.job import LanceJobTrigger
+
+        self.wait_for(
+            LanceJobTrigger(
+                job_id=job_id,
+                lance_conn_id=self.lance_conn_id,
+                deadline=self.deadline,
+                poll_interval=self.poke_interval if self.poke_interval != 60 else None,
+                cancel_on_kill=False,
+            )
+        )
+
+    def poke(self, context: Context) -> bool | PokeReturnValue:
+        job_id = read_job_id(self.job_id)
+        if self._follower is None:
+            self._follower = Follower(
+                job_id, errors=read_configuration().poll_errors, log=lambda line: self.log.info("%s", line)
+            )
+        seen = look(self.hook, job_id)
+        event = self._follower.see(seen)
+        if event is None:
+            return False
+        return PokeReturnValue(True, self._end(event, seen if isinstance(seen, Job) else None))
+
+    def execute_complete(self, context: Context, event: Event) -> dict[str, Any]:
+        """Where a deferred sensor goes on."""
+        if event["state"] == TIMEOUT:
+            raise self.timed_out()
+        seen = look(self.hook, event["job_id"])  # the event is small: what kind of job it was is asked for once more
+        return self._end(event, seen if isinstance(seen, Job) else None)
+
+    def _end(self, event: Event, job: Job | None) -> dict[str, Any]:
+        if event["state"] != JobState.DONE.value:
+            raise job_failure(event, self.hook.resolved.link(event["job_id"]))
+        given = self.job_id if isinstance(self.job_id, Mapping) else {}
+        job_type = str((job.job_type if job is not None else "") or given.get("job_type") or "")
+        table_id = (job_table(self.hook, job) if job is not None else []) or list(given.get("table_id") or [])
+        return job_result(event["job_id"], job_type, table_id, event["state"], event.get("result"))

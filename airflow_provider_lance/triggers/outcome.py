@@ -1,0 +1,134 @@
+"""Following one job to its end, without I/O: what was seen goes in, log lines and one final event come out.
+
+The synchronous wait of an operator, a sensor's poke and the trigger all use :class:`Follower`; they differ only in
+who asks the server and who sleeps. The event's shape is the provider's contract between a trigger and its task.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
+from airflow_provider_lance.api.jobs import Job, JobState
+
+TIMEOUT, LOST = "TIMEOUT", "LOST"
+_MOST_BYTES = 32_000
+_ABSENCES = 3
+
+Event = dict[str, Any]
+
+
+class Follower:
+    """Reads one sighting after the other and says when it is over.
+
+    :param deadline: seconds since the epoch after which the wait is over, or ``None``.
+    :param errors: how many looks in a row may fail.
+    :param log: receives a line for each change of state or progress, and none for what stayed the same.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        deadline: float | None = None,
+        errors: int = 20,
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.job_id = job_id
+        self.deadline = deadline
+        self._errors = errors
+        self._log = log
+        self._clock = clock
+        self._state: JobState | None = None
+        self._line = ""
+        self._failed = 0
+        self._absent = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        return None if self.deadline is None else max(0.0, self.deadline - self._clock())
+
+    def see(self, sighting: Job | WireError | None) -> Event | None:
+        """Take what a look showed (``None``: the server does not know the job); the event if that ends the wait."""
+        if isinstance(sighting, WireError):
+            return self._error(sighting)
+        self._failed = 0
+        if sighting is None:
+            return self._absence()
+        self._absent = 0
+        self._say(sighting)
+        if sighting.state.terminal:
+            return job_event(sighting)
+        return self.expired()
+
+    def expired(self) -> Event | None:
+        """The TIMEOUT event once the deadline has passed."""
+        if self.deadline is None or self._clock() < self.deadline:
+            return None
+        return _event(self.job_id, TIMEOUT)
+
+    def _say(self, job: Job) -> None:
+        line = job.progress.describe() if job.progress is not None and job.state is JobState.RUNNING else ""
+        if job.state is not self._state:
+            self._log(f"Job {job.job_id} is {job.state.value}" + (f" ({line})" if line else ""))
+        elif line and line != self._line:
+            self._log(f"Job {job.job_id}: {line}")
+        self._state, self._line = job.state, line
+
+    def _absence(self) -> Event | None:
+        # One answer may come from a replica that lags behind; three do not.
+        self._absent += 1
+        if self._absent < _ABSENCES:
+            return self.expired()
+        seen = "does not know it any more" if self._state else "has never heard of it"
+        return _event(self.job_id, LOST, _failure("wait", f"The server {seen}.", retryable=True))
+
+    def _error(self, error: WireError) -> Event | None:
+        self._failed += 1
+        # Credentials may be rotated while a task waits; whoever submitted the job had good ones.
+        may_pass = error.transient or self._state is not None or error.code in {UNAUTHENTICATED, FORBIDDEN}
+        if self._failed <= self._errors and may_pass:
+            self._log(f"Look {self._failed} of at most {self._errors} failed, will look again: {error}")
+            return self.expired()
+        return _event(self.job_id, LOST, _failure("wait", str(error), retryable=True))
+
+
+def job_event(job: Job) -> Event:
+    """The event of a finished job."""
+    failure = None
+    if job.failure is not None:
+        failure = job.failure.to_dict()
+    elif job.state is JobState.FAILED:
+        failure = _failure("unknown", "The server gave no reason.", retryable=False)
+    return _event(job.job_id, job.state.value, failure, job.result)
+
+
+def _failure(phase: str, message: str, *, retryable: bool) -> dict[str, Any]:
+    return {"phase": phase, "message": message, "retryable": retryable}
+
+
+def _event(job_id: str, state: str, failure: dict[str, Any] | None = None, result: Any = None) -> Event:
+    """Small enough for Airflow's database and log, and without credentials."""
+    if failure is not None:
+        failure = {**failure, "message": _cut(str(failure.get("message") or ""))}
+    result = public_result(result)
+    event: Event = {"job_id": job_id, "state": state, "result": result, "failure": failure}
+    if result is not None and len(json.dumps(event, default=str).encode()) > _MOST_BYTES:
+        small = {key: value for key, value in result.items() if isinstance(value, int | float | bool | None)}
+        event["result"] = {**small, "truncated": True}
+    return event
+
+
+def public_result(result: Any) -> dict[str, Any] | None:
+    """A job's result without what must not be shown."""
+    if not isinstance(result, dict):
+        return None
+    return {key: value for key, value in result.items() if key != "storage_options"}
+
+
+def _cut(message: str, most: int = 4000) -> str:
+    return message if len(message) <= most else f"{message[: most - 20]} … (cut)"

@@ -1,0 +1,84 @@
+"""What parsing costs: importing our modules and the example DAGs, over what `import airflow.sdk` costs anyway.
+
+Each figure is the median of fresh interpreters, in milliseconds of CPU, so that a busy machine does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT_MS = 50.0
+RUNS = int(os.environ.get("RUNS", "5"))
+SPARK = "from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator"
+MODULES = """
+import airflow_provider_lance.operators.backfill, airflow_provider_lance.operators.materialized_view
+import airflow_provider_lance.operators.table, airflow_provider_lance.operators.tag
+import airflow_provider_lance.operators.check, airflow_provider_lance.operators.operation
+import airflow_provider_lance.operators.job, airflow_provider_lance.sensors.job
+import airflow_provider_lance.sensors.table, airflow_provider_lance.triggers.table
+import airflow_provider_lance.assets.lance, airflow_provider_lance.decorators.lance
+"""
+# What any DAG with an operator, a sensor and a Python task pays before it names a provider.
+BASE = """
+import airflow.sdk
+from airflow.providers.common.compat.sdk import BaseOperator, BaseSensorOperator, conf
+import airflow.triggers.base, airflow.providers.standard.operators.python
+"""
+PROGRAM = """
+import time
+t0 = time.process_time()
+{base}
+t1 = time.process_time()
+{then}
+t2 = time.process_time()
+print((t1 - t0) * 1000, (t2 - t1) * 1000)
+"""
+
+
+def measure(base: str, then: str, home: str) -> tuple[float, float]:
+    """Median milliseconds of the base and of what comes on top."""
+    pairs = []
+    for _ in range(RUNS):
+        answer = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(base=base, then=then)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "AIRFLOW_HOME": home, "PYTHONPATH": str(ROOT)},
+        )
+        first, second = answer.stdout.split()[-2:]
+        pairs.append((float(first), float(second)))
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+
+
+def main() -> int:
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as home:
+        rows = [("all operators, sensors, triggers", BASE, MODULES)]
+        rows.append(
+            (
+                "operators/spark.py over SparkSubmitOperator",
+                BASE + SPARK,
+                "import airflow_provider_lance.operators.spark",
+            )
+        )
+        for path in sorted((ROOT / "dags").glob("*.py")):
+            base = BASE + (SPARK if "operators.spark" in path.read_text() else "")
+            rows.append((f"dags/{path.name}", base, f"import runpy; runpy.run_path({str(path)!r})"))
+        print(f"{'':46}{'Airflow ms':>12}{'ours ms':>10}{'ratio':>8}")
+        for name, base, then in rows:
+            before, ours = measure(base, then, home)
+            worst = max(worst, ours)
+            print(f"{name:46}{before:12.0f}{ours:10.1f}{(before + ours) / before:8.3f}")
+    print(f"most on top of Airflow: {worst:.1f} ms (limit {LIMIT_MS:.0f} ms)")
+    return 0 if worst <= LIMIT_MS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Compute, check, and only then let readers see it: readers follow the tag ``production``.
+
+The backfill's version gets the tag ``candidate``. A check counts its rows and nulls; if it holds, ``production`` moves
+to the candidate, otherwise the candidate is dropped and ``production`` stays where it was. The way back later is a run
+of ``move_tag`` with the ``previous_version`` that ``promote`` returned.
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import DAG, Param
+
+from airflow_provider_lance.assets.lance import create_asset
+from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
+from airflow_provider_lance.operators.check import LanceTableCheckOperator
+from airflow_provider_lance.operators.tag import LanceDeleteTagOperator, LanceUpdateTagOperator
+
+TABLE = "{{ params.table }}"
+
+with DAG(
+    "lance_promote",
+    description="Backfill, check a candidate, move the production tag or roll back",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    tags=["lance", "example"],
+    params={
+        "table": Param("articles", type="string", minLength=1, title="Table"),
+        "column": Param("text_length", type="string", minLength=1, title="Column"),
+        "min_rows": Param(1, type="integer", minimum=0, title="At least so many rows"),
+        "max_nulls": Param(0.0, type="number", minimum=0, title="Nulls allowed", description="a count, or a share < 1"),
+    },
+) as dag:
+    backfill = LanceBackfillColumnOperator(
+        task_id="backfill", table_id=TABLE, column="{{ params.column }}", deferrable=True, retries=1
+    )
+    candidate = LanceUpdateTagOperator(
+        task_id="tag_candidate", table_id=TABLE, tag="candidate", version="latest", create_if_missing=True
+    )
+    check = LanceTableCheckOperator(
+        task_id="check",
+        table_id=TABLE,
+        version="{{ ti.xcom_pull('tag_candidate')['version'] }}",
+        min_rows="{{ params.min_rows }}",
+        not_null=["{{ params.column }}"],
+        max_nulls="{{ params.max_nulls }}",
+    )
+    promote = LanceUpdateTagOperator(
+        task_id="promote",
+        table_id=TABLE,
+        tag="production",
+        version="candidate",
+        create_if_missing=True,
+        outlets=[create_asset(authority="demo", table_id=["articles"])],
+    )
+    roll_back = LanceDeleteTagOperator(
+        task_id="roll_back", table_id=TABLE, tag="candidate", if_missing="skip", trigger_rule="one_failed"
+    )
+    backfill >> candidate >> check >> promote
+    check >> roll_back

@@ -1,0 +1,244 @@
+"""A namespace server of which the tests control every job: a real HTTP server that speaks the jobs wire.
+
+Submits honour idempotency keys, one live job per table and column, cancels and leases, as CONTRACTS of the wire has
+it; a job stays as it is until the test moves it. Tables and tags exist as far as sensors and watchers look at them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+LIVE = ("QUEUED", "RUNNING")
+
+
+@dataclass
+class FakeJob:
+    job_id: str
+    table: str
+    body: dict[str, Any]
+    job_type: str
+    key: str | None
+    lease: str | None
+    state: str = "QUEUED"
+    result: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
+    progress: dict[str, Any] | None = None
+    cancel_requested: bool = False
+    created_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+
+    def describe(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "job_id": self.job_id,
+            "job_type": self.job_type,
+            "job_state": self.state,
+            "state": self.state,
+            "table": self.table,
+            "creation_ms": self.created_ms,
+            "created_at_millis": self.created_ms,
+            "spec": {"table_id": self.table.split("$"), **self.body},
+            "cancel_requested": self.cancel_requested,
+        }
+        for name in ("result", "failure", "progress"):
+            if getattr(self, name) is not None:
+                body[name] = getattr(self, name)
+        return body
+
+
+class JobsServer:
+    """``with JobsServer() as server:`` listens on a free port of the loopback."""
+
+    def __init__(self, *, filtered: bool = True, token: str | None = None) -> None:
+        self.filtered = filtered
+        self.token = token
+        self.jobs: dict[str, FakeJob] = {}
+        self.versions: dict[str, int] = {}
+        self.tags: dict[tuple[str, str], int] = {}
+        self.requests: list[tuple[float, str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.broken: list[int] = []  # statuses to answer with, before anything else is looked at
+        self.finish_after: float | None = None  # seconds after which a submitted job is DONE by itself
+        self.finish_result: dict[str, Any] = {"rows_assigned": 10, "rows_failed": 0, "rows_remaining": 0}
+        self.cancel_delay = 0.0
+        self.lock = threading.RLock()
+        self._ids = itertools.count(1)
+        self._http: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> JobsServer:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("content-length") or 0)
+                raw = self.rfile.read(length)
+                body = json.loads(raw) if raw else {}
+                status, answer = server.handle(unquote(self.path.split("?")[0]), body, dict(self.headers.items()))
+                content = json.dumps(answer).encode() if answer is not None else b""
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST
+
+            def log_message(self, *_: Any) -> None:
+                return
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+        self._http = Server(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        assert self._http is not None
+        self._http.shutdown()
+        self._http.server_close()
+
+    @property
+    def url(self) -> str:
+        assert self._http is not None
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    # What a test does
+
+    def add(self, table: str = "t", state: str = "RUNNING", **fields: Any) -> FakeJob:
+        with self.lock:
+            job = FakeJob(f"job-{next(self._ids)}", table, {}, "backfill_column", None, None, state=state, **fields)
+            self.jobs[job.job_id] = job
+            return job
+
+    def finish(self, job_id: str, state: str = "DONE", **fields: Any) -> None:
+        with self.lock:
+            job = self.jobs[job_id]
+            job.state = state
+            for name, value in fields.items():
+                setattr(job, name, value)
+
+    def live(self) -> list[FakeJob]:
+        with self.lock:
+            return [job for job in self.jobs.values() if job.state in LIVE]
+
+    def submitted(self) -> list[FakeJob]:
+        with self.lock:
+            return list(self.jobs.values())
+
+    def paths(self, since: float = 0.0) -> list[str]:
+        return [path for at, path, _ in self.requests if at >= since]
+
+    def wait_for(self, condition: Any, seconds: float = 30.0) -> Any:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with self.lock:
+                found = condition(self)
+            if found:
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"not within {seconds} s; jobs: {[(j.job_id, j.state) for j in self.submitted()]}")
+
+    # The wire
+
+    def handle(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any] | None]:
+        with self.lock:
+            self.requests.append((time.monotonic(), path, body))
+            self.headers.append(headers)
+            if self.broken:
+                status = self.broken.pop(0)
+                return status, {"error": f"broken on purpose ({status})", "code": 17 if status == 503 else 18}
+            lowered = {name.lower(): value for name, value in headers.items()}
+            if self.token is not None and lowered.get("authorization") != f"Bearer {self.token}":
+                return 401, {"error": "who are you", "code": 16}
+            parts = path.strip("/").split("/")
+            if parts[1] == "jobs":
+                return self._jobs(parts[2], body)
+            if parts[1:2] == ["table"] and parts[3:] == ["backfill_column"]:
+                return self._submit(parts[2], body, lowered, "backfill_column", f"{parts[2]}|{body.get('column')}")
+            if parts[1] == "materialized_view" and parts[3] in {"create", "refresh"}:
+                return self._view(parts[2], parts[3], body, lowered)
+            if parts[1] == "table":
+                return self._table(parts[2], parts[3:], body)
+            if parts[1] == "namespace":
+                return 200, {"tables": sorted(self.versions)}
+            return 404, None
+
+    def _submit(
+        self, table: str, body: dict[str, Any], headers: dict[str, str], kind: str, lock: str
+    ) -> tuple[int, dict[str, Any]]:
+        self._move()
+        key = headers.get("x-lance-ctx-idempotency-key")
+        for job in self.live():
+            if job.key == key and not job.cancel_requested:
+                return (202, {"job_id": job.job_id}) if job.body == body else (409, _conflict(job))
+            if f"{job.table}|{job.body.get('column')}" == lock:
+                return 409, _conflict(job)
+        job = FakeJob(f"job-{next(self._ids)}", table, body, kind, key, headers.get("x-lance-ctx-lease-seconds"))
+        self.jobs[job.job_id] = job
+        return 202, {"job_id": job.job_id}
+
+    def _view(self, view: str, what: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if what == "create":
+            if view in self.versions:
+                return 409, {"error": f"view {view} exists", "code": 5}
+            self.versions[view] = 1
+            if body.get("with_no_data"):
+                return 201, {"version": 1}
+        elif view not in self.versions:
+            return 404, {"error": f"no view {view}", "code": 4}
+        status, answer = self._submit(view, body, headers, "refresh_materialized_view", f"{view}|None")
+        return status, answer | ({"version": self.versions[view]} if status == 202 and what == "create" else {})
+
+    def _jobs(self, what: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self._move()
+        if what == "list":
+            if not self.filtered:
+                return 200, {"jobs": [{"job_id": job.job_id, "state": job.state} for job in self.jobs.values()]}
+            rows = [job.describe() for job in self.jobs.values()]
+            if "job_ids" in body:
+                rows = [self.jobs[job_id].describe() for job_id in body["job_ids"] if job_id in self.jobs]
+            if "idempotency_key" in body:
+                rows = [job.describe() for job in self.jobs.values() if job.key == body["idempotency_key"]]
+            return 200, {"jobs": rows, "filtered": True}
+        job = self.jobs.get(body.get("job_id", ""))
+        if job is None:
+            return 404, {"error": f"no job {body.get('job_id')}", "code": 10}
+        if what == "cancel":
+            if job.state in LIVE and not job.cancel_requested:
+                job.cancel_requested = True
+                job.body["cancelled_at"] = time.monotonic()
+            self._move()
+            return 200, {"job_id": job.job_id}
+        return 200, job.describe()
+
+    def _move(self) -> None:
+        for job in self.live():
+            if job.cancel_requested and time.monotonic() - job.body["cancelled_at"] >= self.cancel_delay:
+                job.state = "CANCELLED"
+            elif self.finish_after is not None and time.time() * 1000 - job.created_ms >= self.finish_after * 1000:
+                job.state, job.result = "DONE", dict(self.finish_result)
+            elif self.finish_after is not None:
+                job.state = "RUNNING"
+
+    def _table(self, table: str, what: list[str], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if table not in self.versions:
+            return 404, {"error": f"no table {table}", "code": 4}
+        if what == ["tags", "version"]:
+            version = self.tags.get((table, body["tag"]))
+            return (200, {"version": version}) if version else (404, {"error": "no such tag", "code": 8})
+        if what == ["describe"]:
+            return 200, {"version": self.versions[table] or None, "location": f"memory://{table}"}
+        return 404, None  # type: ignore[return-value]
+
+
+def _conflict(job: FakeJob) -> dict[str, Any]:
+    return {"error": f"job {job.job_id} already writes this", "code": 14, "instance": job.job_id}

@@ -1,0 +1,99 @@
+"""Lance tables as assets: one spelling each, a factory, and lineage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_lance.assets.lance import assets_of, convert_asset_to_openlineage, create_asset, table_of
+
+pytestmark = pytest.mark.usefixtures("airflow_home")
+
+
+@pytest.mark.parametrize(
+    ("written", "stored"),
+    [
+        ("lance://Prod/sales/orders", "lance://prod/sales/orders"),
+        ("lance://user:secret@prod/t", "lance://prod/t"),
+        ("lance://prod/a%2Fb", "lance://prod/a%2Fb"),
+        ("lance://prod:2333/t/", "lance://prod:2333/t"),
+    ],
+)
+def test_a_table_has_one_spelling(written: str, stored: str):
+    from airflow.sdk import Asset
+
+    asset = Asset(uri=written, name="x")
+    assert asset.uri == stored
+
+
+@pytest.mark.parametrize("uri", ["lance:///t", "lance://prod", "lance://prod/"])
+def test_what_names_no_table_is_refused(uri: str):
+    from urllib.parse import urlsplit
+
+    from airflow_provider_lance.assets.lance import sanitize_uri
+
+    with pytest.raises(ValueError, match="Lance asset"):
+        sanitize_uri(urlsplit(uri))
+
+
+def test_the_factory_names_the_asset_as_its_uri():
+    asset = create_asset(authority="Prod", table_id="a/b$c", extra={"owner": "search"})
+    assert asset.name == asset.uri == "lance://prod/a%2Fb/c"
+    assert table_of(asset) == ("prod", ["a/b", "c"])
+    assert asset.extra == {"owner": "search"}
+
+
+def test_only_outlets_of_the_same_table_are_found():
+    from airflow.sdk import Asset
+
+    mine, other = create_asset(authority="x", table_id=["a", "b"]), create_asset(authority="x", table_id=["b"])
+    assert assets_of([other, Asset("s3://bucket/a/b"), mine], ["a", "b"]) == [mine]
+
+
+def test_openlineage_speaks_of_the_same_table():
+    dataset = convert_asset_to_openlineage(create_asset(authority="prod", table_id=["a", "b"]), None)
+    assert dataset is not None
+    assert (dataset.namespace, dataset.name) == ("lance://prod", "a/b")
+
+
+class DescribingHook:
+    """Answers as our server does; stands in for a namespace with a view and a computed column."""
+
+    class resolved:
+        settings = None
+        implementation = "test"
+
+    def parse_id(self, text: str) -> list[str]:
+        return text.split("$")
+
+    def call(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
+        if operation == "describe_materialized_view":
+            return {
+                "source_table": "people",
+                "projections": [
+                    {"output_column": "id", "expression": "id"},
+                    {"output_column": "shout", "expression": "upper(text) || id"},
+                ],
+                "source_version": 7,
+            }
+        inputs = {"computed_column.inputs": '["text", "id"]'}
+        return {"schema": {"fields": [{"name": "id"}, {"name": "text"}, {"name": "n", "metadata": inputs}]}}
+
+
+def test_column_lineage_of_views_and_backfills():
+    from airflow_provider_lance.operators.lineage import computed_inputs, lineage_facets, view_lineage, view_source
+
+    hook: Any = DescribingHook()
+    assert computed_inputs(hook, ["people"], "n") == ["text", "id"]
+    source = view_source(hook, ["ns", "v"])
+    assert source is not None
+    assert (source.table_id, source.refreshed_version) == (["ns", "people"], 7)
+    lineage = view_lineage(hook, ["ns", "v"])
+    assert {(edge.output, edge.input) for edge in lineage.edges} == {("id", "id"), ("shout", "text"), ("shout", "id")}
+    facets = lineage_facets(hook, [create_asset(authority="prod", table_id=["ns", "v"])], lineage)
+    assert [(dataset.namespace, dataset.name) for dataset in facets.inputs] == [("lance://prod", "ns/people")]
+    (output,) = facets.outputs
+    assert output.name == "ns/v"
+    columns = output.facets["columnLineage"].fields
+    assert {field.field for field in columns["shout"].inputFields} == {"text", "id"}

@@ -1,0 +1,88 @@
+"""``@task.lance`` and staged versions, in real DAGs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_lance.decorators.lance import lance_task
+from airflow_provider_lance.operators.staging import NotStagedError, stage_version
+from airflow_provider_lance.operators.table import LanceCreateEmptyTableOperator, LanceCreateTableVersionOperator
+from tests.airflow.conftest import connection, rest_connection
+
+pytestmark = [pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """pylance's server over a namespace that manages versions."""
+    from lance.namespace import RestAdapter
+
+    root = str(tmp_path_factory.mktemp("managed"))
+    adapter = RestAdapter("dir", {"root": root, "table_version_tracking_enabled": "true"}, port=0)
+    adapter.start()
+    yield f"http://127.0.0.1:{adapter.port}"
+    adapter.stop()
+
+
+def test_a_version_is_staged_by_one_task_and_created_by_another(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], managed: str
+):
+    table = f"t{uuid.uuid4().hex[:8]}"
+    with connection("lance_default", rest_connection(managed)):
+        with new_dag() as dag:
+
+            @lance_task
+            def load(rows: int, *, namespace: Any) -> int:
+                import lance
+                import pyarrow as pa
+
+                data = pa.table({"id": list(range(rows))})
+                return lance.write_dataset(data, namespace_client=namespace, table_id=[table], mode="append").version
+
+            @lance_task(lance_conn_id="lance_default")
+            def stage(*, namespace: Any) -> dict[str, Any]:
+                return stage_version(namespace, [table], lambda opened: opened.delete("id < 4"))
+
+            @lance_task
+            def count(*, namespace: Any) -> int:
+                return namespace.count_table_rows({"id": [table]}).count
+
+            create = LanceCreateEmptyTableOperator(task_id="create", table_id=table)
+            before = count.override(task_id="before")()
+            staged = stage()
+            publish = LanceCreateTableVersionOperator(task_id="publish", table_id=table, staged=staged)
+            again = LanceCreateTableVersionOperator(
+                task_id="again", table_id=table, staged=staged, version=2, if_exists="skip"
+            )
+            create >> load(10) >> staged >> before >> publish >> count.override(task_id="after")() >> again
+        run = run_dag(dag)
+    assert run.xcom("load") == 1
+    assert run.xcom("before") == 10, "a staged version is not published"
+    assert run.xcom("stage")["version"] == 2
+    assert run.xcom("publish")["version"] == 2
+    assert run.xcom("after") == 6
+    assert run.state == "success"
+
+
+def test_nothing_is_staged_where_a_write_would_be_published(tables: str):
+    import pyarrow as pa
+
+    from airflow_provider_lance.api.client import LanceClient
+
+    with LanceClient(tables) as namespace:
+        namespace.create_table({"id": ["plain"], "mode": "overwrite"}, pa.table({"id": [1]}))
+        with pytest.raises(NotStagedError, match="does not manage the versions"):
+            stage_version(namespace, ["plain"], lambda opened: opened.delete("id = 1"))
+        assert namespace.count_table_rows({"id": ["plain"]}).count == 1
+
+
+def test_the_namespace_parameter_must_be_keyword_only(new_dag: Callable[..., Any]):
+    @lance_task
+    def wrong(namespace: Any) -> None: ...
+
+    with new_dag(), pytest.raises(ValueError, match="keyword-only parameter `namespace`"):
+        wrong()

@@ -1,0 +1,406 @@
+"""Job operators and the job sensor in real DAGs, against a server whose jobs the test controls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_lance.assets.lance import create_asset
+from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
+from airflow_provider_lance.operators.job import LanceCancelJobOperator
+from airflow_provider_lance.operators.materialized_view import (
+    LanceCreateMaterializedViewOperator,
+    LanceRefreshMaterializedViewOperator,
+)
+from airflow_provider_lance.operators.operation import LanceOperator
+from airflow_provider_lance.sensors.job import LanceJobSensor
+from tests.airflow.jobs_server import JobsServer
+
+RESULT = {"rows_assigned": 7, "rows_failed": 0, "rows_remaining": 0, "source_version": 3, "published_version": 4}
+both_ways = pytest.mark.parametrize("deferrable", [False, True], ids=["on a worker", "deferred"])
+
+
+def script(server: JobsServer, *acts: Callable[[JobsServer], Any]) -> threading.Thread:
+    """Play something on the server beside the DAG; each act starts when the one before returned."""
+
+    def play() -> None:
+        for act in acts:
+            act(server)
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    return thread
+
+
+def when_submitted(count: int, then: Callable[[JobsServer, str], Any]) -> Callable[[JobsServer], Any]:
+    def act(server: JobsServer) -> None:
+        jobs = server.wait_for(lambda it: len(it.jobs) >= count and list(it.jobs.values()), 60)
+        time.sleep(0.3)
+        then(server, jobs[count - 1].job_id)
+
+    return act
+
+
+@both_ways
+def test_a_backfill_returns_what_the_job_did(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    asset = create_asset(authority="prod", table_id=["sales", "orders"])
+    other = create_asset(authority="prod", table_id=["sales", "customers"])
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="fill",
+            table_id="sales$orders",
+            column="embedding",
+            where="id > {{ params.least }}",
+            concurrency=4,
+            commit_granularity=8,
+            cluster="local",
+            params={"least": 5},
+            deferrable=deferrable,
+            outlets=[asset, other],
+        )
+    script(server, when_submitted(1, lambda s, job: s.finish(job, result={**RESULT, "storage_options": {"key": "x"}})))
+    run = run_dag(dag)
+    assert run.state == "success"
+    (job,) = server.submitted()
+    assert job.body == {
+        "column": "embedding",
+        "where": "id > 5",
+        "concurrency": 4,
+        "commit_granularity": 8,
+        "cluster": "local",
+    }
+    assert job.lease == "21600"
+    assert run.xcom("fill") == {
+        "job_id": job.job_id,
+        "job_type": "backfill_column",
+        "table_id": ["sales", "orders"],
+        "state": "DONE",
+        "version": 4,
+        "result": RESULT,
+    }
+    assert run.xcom("fill", "job_id") == job.job_id
+    assert run.xcom("fill", "_link_LanceJobLink") == f"{server.url}/ui/jobs/{job.job_id}"
+    assert run.xcom("fill", "asset") == {"table_id": ["sales", "orders"], "uris": ["lance://prod/sales/orders"]}
+    assert run.asset_extras("lance://prod/sales/orders") == [{"version": 4, "job_id": job.job_id, "rows": 7}]
+    assert run.asset_extras("lance://prod/sales/customers") == [{}]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("failure", "state", "tries"),
+    [
+        ({"phase": "compute", "message": "division by zero", "retryable": False}, "FAILED", 1),
+        ({"phase": "launch", "message": "no executor", "retryable": True}, "FAILED", 2),
+        (None, "CANCELLED", 1),
+    ],
+)
+def test_a_failed_job_fails_its_task_and_says_whether_to_retry(
+    run_dag: Callable[..., Any],
+    new_dag: Callable[..., Any],
+    lance_connection: JobsServer,
+    deferrable: bool,
+    failure: dict[str, Any] | None,
+    state: str,
+    tries: int,
+):
+    server = lance_connection
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="fill", table_id="t", column="c", deferrable=deferrable, retries=1, retry_delay=timedelta(0)
+        )
+    end = lambda s, job: s.finish(job, state=state, failure=failure)  # noqa: E731
+    script(server, *(when_submitted(count, end) for count in range(1, tries + 1)))
+    run = run_dag(dag)
+    assert run.state == "failed"
+    assert len(server.submitted()) == tries
+    assert run.instance("fill").try_number == tries
+
+
+@both_ways
+def test_the_deadline_cancels_the_job(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", deferrable=deferrable, timeout=1)
+    run = run_dag(dag)
+    assert run.state == "failed"
+    assert [job.state for job in server.submitted()] == ["CANCELLED"]
+
+
+@both_ways
+def test_execution_timeout_holds_while_deferred_and_the_next_try_starts_anew(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    server.cancel_delay = 0.8  # the second try must not rejoin a job that is about to end
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="fill",
+            table_id="t",
+            column="c",
+            deferrable=deferrable,
+            execution_timeout=timedelta(seconds=1.5),
+            retries=1,
+            retry_delay=timedelta(0),
+        )
+    script(server, when_submitted(2, lambda s, job: s.finish(job, result=RESULT)))
+    run = run_dag(dag)
+    assert [job.state for job in server.submitted()] == ["CANCELLED", "DONE"]
+    assert run.state == "success"
+
+
+@both_ways
+def test_a_job_that_vanishes_is_lost_and_retried(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="fill", table_id="t", column="c", deferrable=deferrable, retries=1, retry_delay=timedelta(0)
+        )
+    script(
+        server,
+        when_submitted(1, lambda s, job: s.jobs.pop(job)),
+        lambda s: s.wait_for(lambda it: it.jobs, 60),
+        when_submitted(1, lambda s, job: s.finish(job, result=RESULT)),
+    )
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert run.instance("fill").try_number == 2
+
+
+@both_ways
+def test_server_errors_while_waiting_are_tolerated(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", deferrable=deferrable)
+    script(
+        server,
+        when_submitted(1, lambda s, job: s.broken.extend([500, 503, 500])),
+        lambda s: s.wait_for(lambda it: not it.broken, 60),
+        when_submitted(1, lambda s, job: s.finish(job, result=RESULT)),
+    )
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert len(server.submitted()) == 1
+
+
+@both_ways
+def test_a_submitted_job_is_handed_to_a_sensor(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    with new_dag() as dag:
+        fill = LanceBackfillColumnOperator(
+            task_id="fill", table_id=["a", "t"], column="c", wait_for_completion=False, deferrable=deferrable
+        )
+        LanceJobSensor(task_id="by_dict", job_id=fill.output, deferrable=deferrable, poke_interval=0.2)
+        LanceJobSensor(
+            task_id="by_id",
+            job_id="{{ ti.xcom_pull('fill', key='job_id') }}",
+            deferrable=deferrable,
+            poke_interval=0.2,
+        ).set_upstream(fill)
+    script(server, when_submitted(1, lambda s, job: s.finish(job, result=RESULT)))
+    run = run_dag(dag)
+    (job,) = server.submitted()
+    assert job.lease == "0"
+    assert run.state == "success"
+    handed = run.xcom("fill")
+    assert (handed["job_id"], handed["result"]) == (job.job_id, None)
+    expected = {
+        "job_id": job.job_id,
+        "job_type": "backfill_column",
+        "table_id": ["a", "t"],
+        "state": "DONE",
+        "version": 4,
+        "result": RESULT,
+    }
+    assert run.xcom("by_dict") == expected
+    assert run.xcom("by_id") == expected
+
+
+def test_a_sensor_reschedules(run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer):
+    server = lance_connection
+    job = server.add("t", "RUNNING")
+    script(server, lambda s: (time.sleep(1.5), s.finish(job.job_id, result=RESULT)))
+    with new_dag() as dag:
+        LanceJobSensor(task_id="wait", job_id=job.job_id, mode="reschedule", poke_interval=1, deferrable=False)
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert run.xcom("wait")["version"] == 4
+
+
+@both_ways
+@pytest.mark.parametrize("soft_fail", [False, True])
+def test_a_sensor_fails_with_its_job_and_times_out(
+    run_dag: Callable[..., Any],
+    new_dag: Callable[..., Any],
+    lance_connection: JobsServer,
+    deferrable: bool,
+    soft_fail: bool,
+):
+    server = lance_connection
+    failed = server.add("t", "FAILED", failure={"phase": "plan", "message": "no such column", "retryable": False})
+    endless = server.add("t", "RUNNING")
+    with new_dag() as dag:
+        LanceJobSensor(task_id="failed", job_id=failed.job_id, deferrable=deferrable, soft_fail=soft_fail)
+        LanceJobSensor(
+            task_id="endless",
+            job_id=endless.job_id,
+            deferrable=deferrable,
+            timeout=1,
+            poke_interval=0.2,
+            soft_fail=soft_fail,
+        )
+    run = run_dag(dag)
+    expected = "skipped" if soft_fail else "failed"
+    assert run.task_state("failed") == expected
+    assert run.task_state("endless") == expected
+    assert server.jobs[endless.job_id].state == "RUNNING"  # a sensor only looks on
+
+
+def test_joining_another_tasks_job(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
+):
+    server = lance_connection
+    other = server.add("t", "RUNNING")
+    other.body = {"column": "c"}
+    script(server, lambda s: (time.sleep(1.5), s.finish(other.job_id, result=RESULT)))
+    with new_dag() as dag:
+        fail = LanceBackfillColumnOperator(task_id="fail", table_id="t", column="c")
+        join = LanceBackfillColumnOperator(
+            task_id="join", table_id="t", column="c", on_conflict="join", trigger_rule="all_done"
+        )
+        fail >> join
+    run = run_dag(dag)
+    assert run.task_state("fail") == "failed"
+    assert run.task_state("join") == "success"
+    assert run.xcom("join")["job_id"] == other.job_id
+    assert len(server.submitted()) == 1
+
+
+@both_ways
+def test_views_are_created_refreshed_and_skipped(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    server = lance_connection
+    server.finish_after = 0.3
+    server.finish_result = {"mode": "incremental", "rows_written": 0, "source_version": 5, "version": 2}
+    with new_dag() as dag:
+        empty = LanceCreateMaterializedViewOperator(
+            task_id="empty", table_id="v0", query="SELECT id FROM t", with_no_data=True, deferrable=deferrable
+        )
+        create = LanceCreateMaterializedViewOperator(
+            task_id="create", table_id="v", query="SELECT id FROM t", deferrable=deferrable
+        )
+        again = LanceCreateMaterializedViewOperator(
+            task_id="again", table_id="v", query="SELECT id FROM t", if_exists="skip", deferrable=deferrable
+        )
+        anew = LanceCreateMaterializedViewOperator(
+            task_id="anew", table_id="v", query="SELECT id FROM t", if_exists="refresh", deferrable=deferrable
+        )
+        refresh = LanceRefreshMaterializedViewOperator(task_id="refresh", table_id="v", deferrable=deferrable)
+        skip = LanceRefreshMaterializedViewOperator(
+            task_id="skip", table_id="v", skip_if_unchanged=True, deferrable=deferrable
+        )
+        empty >> create >> again >> anew >> refresh >> skip
+    run = run_dag(dag)
+    assert run.xcom("empty") == {
+        "job_id": None,
+        "job_type": "refresh_materialized_view",
+        "table_id": ["v0"],
+        "state": "DONE",
+        "version": 1,
+        "result": None,
+    }
+    assert run.xcom("create")["version"] == 2
+    assert run.xcom("again")["job_id"] is None
+    assert run.xcom("anew")["job_id"] != run.xcom("create")["job_id"]
+    assert run.xcom("refresh")["result"]["rows_written"] == 0
+    assert run.task_state("skip") == "skipped"
+
+
+def test_a_job_is_cancelled_by_a_task(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
+):
+    server = lance_connection
+    with new_dag() as dag:
+        submit = LanceOperator(
+            task_id="submit", operation="alter_table_backfill_columns", request={"id": "t", "column": "c"}
+        )
+        cancel = LanceCancelJobOperator(task_id="cancel", job_id=submit.output)
+        missing = LanceCancelJobOperator(task_id="missing", job_id="nobody", if_missing="skip")
+        submit >> cancel >> missing
+    run = run_dag(dag)
+    assert run.xcom("cancel")["state"] == "CANCELLED"
+    assert run.task_state("missing") == "skipped"
+    assert [job.state for job in server.submitted()] == ["CANCELLED"]
+
+
+def test_a_crash_after_the_submit_rejoins_the_job(
+    run_dag: Callable[..., Any],
+    new_dag: Callable[..., Any],
+    lance_connection: JobsServer,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The worker dies while it waits: the retry waits for the same job, and submits nothing."""
+    server = lance_connection
+    waits = []
+    wait = LanceBackfillColumnOperator._wait
+
+    def crash_once(self: Any, submitted: Any) -> Any:
+        waits.append(submitted.job_id)
+        if len(waits) == 1:
+            raise RuntimeError("the worker died")
+        server.finish(submitted.job_id, result=RESULT)
+        return wait(self, submitted)
+
+    monkeypatch.setattr(LanceBackfillColumnOperator, "_wait", crash_once)
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="fill", table_id="t", column="c", retries=1, retry_delay=timedelta(0), deferrable=False
+        )
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert waits == ["job-1", "job-1"]
+    assert len(server.submitted()) == 1
+    assert sum("backfill_column" in path for path in server.paths()) == 1
+
+
+def test_plan_only_and_limits_travel_as_context(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
+):
+    server = lance_connection
+    server.finish_after = 0.1
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="plan",
+            table_id="t",
+            column="c",
+            plan_only=True,
+            max_failed_rows=3,
+            request_context={"team": "search"},
+        )
+    assert run_dag(dag).state == "success"
+    (headers,) = [
+        headers
+        for headers, (_, path, _) in zip(server.headers, server.requests, strict=True)
+        if path.endswith("backfill_column")
+    ]
+    sent = {name.lower(): value for name, value in headers.items() if name.lower().startswith("x-lance-ctx-")}
+    assert sent["x-lance-ctx-plan"] == "true"
+    assert sent["x-lance-ctx-max_failed_rows"] == "3"
+    assert sent["x-lance-ctx-team"] == "search"
+    assert len(sent["x-lance-ctx-idempotency-key"]) == 64

@@ -1,0 +1,178 @@
+"""Chunker views: any number of rows per source row, recomputed for changed rows only."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.table_function import wrap_table_function
+from airflow_provider_lance.engine.view_definition import encode_schema
+from tests.engine.view_functions import WORDS
+from tests.engine.view_world import World
+
+DOCS = pa.schema([("id", pa.int64()), ("text", pa.string()), ("note", pa.string())])
+
+
+def docs(texts: dict[int, str]) -> pa.Table:
+    return pa.table({"id": list(texts), "text": list(texts.values()), "note": ["n"] * len(texts)}, schema=DOCS)
+
+
+def chunker(function: Any = "tests.engine.view_functions:split_words", *, batch: bool = False, **options: Any) -> dict:
+    text = wrap_table_function(function, WORDS, **options).encode()
+    spec = {
+        "kind": "chunker",
+        "udtf": text,
+        "udtf_sha": hashlib.sha256(text.encode()).hexdigest(),
+        "udtf_name": "split_words",
+        "udtf_version": "1",
+        "input_columns": ["id", "text"],
+    }
+    if batch:
+        spec["batch"] = True
+    return {
+        "kind": "chunker",
+        "source_query": "SELECT * FROM docs WHERE id < 1000",
+        "output_schema": encode_schema(WORDS),
+        "udtf_spec": spec,
+    }
+
+
+def expected(world: World) -> list[tuple[Any, ...]]:
+    rows = world.open("docs").to_table(columns=["id", "text"]).to_pylist()
+    return sorted(
+        [(r["id"], n, word) for r in rows if r["id"] < 1000 for n, word in enumerate(r["text"].split())], key=repr
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path, spark: Any) -> World:
+    world = World(tmp_path, spark)
+    world.table("docs", docs({1: "one two three", 2: "", 3: "four", 4: "five six", 5: "seven"}), rows_per_file=2)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [
+        ("tests.engine.view_functions:split_words", False),
+        ("tests.engine.view_functions:split_words_batched", True),
+        ("tests.engine.view_functions:split_words_arrow", True),
+        (lambda doc, text: [(doc, n, word) for n, word in enumerate(text.split())], False),
+    ],
+)
+def test_rows_expand_and_follow_their_source(world: World, function: Any, batch: bool) -> None:
+    world.view("words", **chunker(function, batch=batch))
+    first = world.refresh("words")
+    assert (first["mode"], first["rows_written"]) == ("rebuild", 7)
+    assert world.rows("words") == expected(world)
+
+    world.open("docs").update({"text": "'changed now'"}, where="id = 1")
+    world.open("docs").delete("id = 3")
+    world.append("docs", docs({6: "eight nine", 2000: "not in the view"}))
+    second = world.refresh("words")
+    assert (second["mode"], second["rows_written"], second["rows_deleted"]) == ("incremental", 4, 4)
+    assert world.rows("words") == expected(world)
+
+
+def test_a_column_the_function_does_not_read_changes_nothing(world: World) -> None:
+    world.view("words", **chunker())
+    world.refresh("words")
+    world.open("docs").add_columns({"other": "id * 2"})
+    result = world.refresh("words")
+    assert (result["mode"], result["rows_written"], result["rows_deleted"]) == ("incremental", 0, 0)
+
+
+def test_output_limit_cuts_the_view_and_lifting_it_brings_the_rows_back(world: World) -> None:
+    world.view("words", **chunker())
+    assert world.refresh("words", output_limit=4)["rows_written"] == 4
+    assert len(world.rows("words")) == 4
+    assert set(world.rows("words")) <= set(expected(world))
+    assert world.refresh("words", output_limit=4)["mode"] == "no_op"
+
+    lifted = world.refresh("words")
+    assert lifted["mode"] == "rebuild"
+    assert "cut to 4 rows" in lifted["reason"]
+    assert world.rows("words") == expected(world)
+    assert world.refresh("words", output_limit=100)["mode"] == "no_op"
+
+    world.append("docs", docs({7: "a b c d e"}))
+    grown = world.refresh("words", output_limit=9)
+    assert (grown["mode"], grown["rows_written"]) == ("incremental", 2)
+    assert len(world.rows("words")) == 9
+
+
+def test_small_source_tasks_and_threads_give_the_same_rows(world: World) -> None:
+    world.view("words", **chunker())
+    world.refresh("words", source_task_size=1, concurrency=2, intra_applier_concurrency=2, max_rows_per_fragment=2)
+    assert world.rows("words") == expected(world)
+    assert max(fragment.physical_rows for fragment in world.open("words").get_fragments()) <= 2
+
+
+def test_a_failing_row_fails_the_job_or_is_left_out(world: World) -> None:
+    world.append("docs", docs({9: "boom"}))
+    world.view("strict", **chunker())
+    with pytest.raises(Exception, match="boom"):
+        world.refresh("strict")
+    assert world.open("strict").version == 1
+
+    world.view("lenient", **chunker(on_error="null"))
+    result = world.refresh("lenient")
+    assert result["rows_failed"] == 1
+    assert world.rows("lenient") == [row for row in expected(world) if row[2] != "boom"]
+
+
+def test_foreign_envelopes_and_forbidden_pickles_are_refused_with_a_sentence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = chunker()
+    foreign = "eyJub3QiOiAib3VycyJ9"
+    request["udtf_spec"] |= {"udtf": foreign, "udtf_sha": hashlib.sha256(foreign.encode()).hexdigest()}
+    world.view("foreign", **request)
+    with pytest.raises(JobError, match="envelope of another system"):
+        world.refresh("foreign")
+
+    world.view("pickled", **chunker(lambda doc, text: []))
+    monkeypatch.setenv("LANCE_UDF_PICKLES", "forbid")
+    with pytest.raises(JobError, match="pickled functions are not allowed"):
+        world.refresh("pickled")
+
+
+def test_a_manifest_is_checked_where_the_function_runs(world: World) -> None:
+    world.view("words", **chunker())
+    with pytest.raises(Exception, match="no no-such-package"):
+        world.refresh("words", manifest='{"name": "m", "pip": ["no-such-package>=1"]}')
+    with pytest.raises(JobError, match="head_image"):
+        world.refresh("words", manifest='{"head_image": "x"}')
+    assert world.refresh("words", manifest='{"name": "m", "pip": ["pyarrow>=1"]}')["rows_written"] == 7
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_chunker_equals_its_expansion_after_every_step(world: World, seed: int) -> None:
+    random_ = random.Random(seed)
+    world.view("words", **chunker())
+    next_id = 10
+    for _ in range(8):
+        step = random_.choice(["append", "update", "delete", "compact", "restore", "unread"])
+        source = world.open("docs")
+        if step == "append":
+            rows = docs({next_id + n: " ".join("w" * random_.randrange(4)) for n in range(3)})
+            world.append("docs", rows)
+            next_id += 3
+        elif step == "update":
+            source.update({"text": f"'u {random_.random()}'"}, where=f"id % 3 = {random_.randrange(3)}")
+        elif step == "delete":
+            source.delete(f"id % 5 = {random_.randrange(5)}")
+        elif step == "compact":
+            source.optimize.compact_files()
+        elif step == "unread":
+            source.update({"note": "'x'"}, where="id % 2 = 0")
+        else:
+            source.checkout_version(random_.randint(1, source.version)).restore()
+        world.refresh("words")
+        assert world.rows("words") == expected(world), step

