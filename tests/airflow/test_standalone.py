@@ -216,8 +216,10 @@ def test_the_log_of_a_deferred_task_tells_its_job(airflow: Standalone, server: J
     run = airflow.trigger("deferred")
     job = next_job(server, known)
     airflow.wait_state("deferred", run, "fill", "deferred")
+    progressed = time.monotonic()
     server.finish(job.job_id, state="RUNNING", progress={"phase": "compute", "fragments_done": 1, "fragments_total": 2})
-    time.sleep(2)
+    looks = lambda: sum(job.job_id in body.get("job_ids", []) for at, _, body in server.requests if at > progressed)  # noqa: E731
+    eventually(lambda: looks() >= 2, 60, "two looks at the running job")
     server.finish(job.job_id, result={"rows_assigned": 1, "published_version": 2})
     airflow.wait_state("deferred", run, "fill", "success")
     logs = [
