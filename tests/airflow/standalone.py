@@ -68,7 +68,7 @@ class Standalone:
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(worker_log),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(trigger_log),
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "90",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
             "AIRFLOW__LANCE__POLL_INTERVAL": "0.5",
@@ -166,6 +166,12 @@ class Standalone:
             return self.state(dag_id, run_id, task_id) == state
 
         eventually(reached, seconds, f"{dag_id}.{task_id} to be {state}")
+
+    def wait_run(self, dag_id: str, run_id: str, state: str, seconds: float = 60) -> None:
+        def reached() -> bool:
+            return any(run["dag_run_id"] == run_id and run["state"] == state for run in self.runs(dag_id))
+
+        eventually(reached, seconds, f"the run of {dag_id} to be {state}")
 
     def mark(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         self.call("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}", new_state=state)

@@ -22,6 +22,7 @@ import pytest
 from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.api.wire import Wire
 from tests.airflow.conftest import connection
+from tests.airflow.standalone import eventually
 
 ROOT = Path(__file__).parents[2]
 KEY = "MARKED-KEY-4f1d2c9b7a"
@@ -137,6 +138,9 @@ class TestExamples:
 
     def test_no_job_is_left_and_no_secret_is_found(self, airflow_home: Path, real: RealServer):
         assert {job["state"] for job in real.jobs()} <= {"DONE"}
+        # The server keeps a driver's launch token in a file of its own until the driver is gone.
+        running = real.folder / "state" / "running"
+        eventually(lambda: not [path for path in running.rglob("*") if path.is_file()], 120, "the drivers to be gone")
         places = [path for base in (airflow_home, real.folder / "state") for path in base.rglob("*") if path.is_file()]
         places = [path for path in places if path.name != "keys"] + [real.folder / "server.log"]
         assert any(path.suffix == ".db" for path in places), "the metadata database is among them"

@@ -107,7 +107,9 @@ def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: S
     server.finish(new.job_id, result={"rows_assigned": 1, "published_version": 2})
     airflow.wait_state("deferred", run, "fill", "success")
     assert airflow.xcom("deferred", run, "fill")["job_id"] == new.job_id
-    # A task that succeeded and is cleared runs its job again, too.
+    # A task that succeeded and is cleared runs its job again, too. (A clear between the task's end and the run's is
+    # undone by the scheduler.)
+    airflow.wait_run("deferred", run, "success")
     airflow.clear("deferred", run, "fill")
     third = next_job(server, known + 2)
     server.finish(third.job_id, result={"rows_assigned": 1, "published_version": 3})
@@ -145,7 +147,7 @@ def test_a_worker_that_dies_is_followed_by_a_try_that_rejoins(airflow: Standalon
     time.sleep(2)
     pid = airflow.instance(dag, run, "fill")["pid"]
     os.kill(int(pid), signal.SIGKILL)
-    eventually(lambda: airflow.instance(dag, run, "fill")["try_number"] >= 2, 120, "a second try")
+    eventually(lambda: airflow.instance(dag, run, "fill")["try_number"] >= 2, 240, "a second try")
     airflow.wait_state(dag, run, "fill", "running", 60)
     time.sleep(2)
     server.finish(job.job_id, result={"rows_assigned": 1, "published_version": 5})
@@ -214,8 +216,10 @@ def test_the_log_of_a_deferred_task_tells_its_job(airflow: Standalone, server: J
     run = airflow.trigger("deferred")
     job = next_job(server, known)
     airflow.wait_state("deferred", run, "fill", "deferred")
+    progressed = time.monotonic()
     server.finish(job.job_id, state="RUNNING", progress={"phase": "compute", "fragments_done": 1, "fragments_total": 2})
-    time.sleep(2)
+    looks = lambda: sum(job.job_id in body.get("job_ids", []) for at, _, body in server.requests if at > progressed)  # noqa: E731
+    eventually(lambda: looks() >= 2, 60, "two looks at the running job")
     server.finish(job.job_id, result={"rows_assigned": 1, "published_version": 2})
     airflow.wait_state("deferred", run, "fill", "success")
     logs = [
