@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 TASKS_PER_CORE = 4
 # A task costs Spark about 30 ms; below two seconds of work that shows. Rows of some two seconds on one core: Lance
-# evaluates SQL at 3 M rows/s, Arrow kernels do half of that, and a Python call costs microseconds at the very least.
+# evaluates SQL at 3 M rows/s, Arrow kernels do half of that; of a function called row by row nothing is known.
 SQL_ROWS_PER_TASK = 6_000_000
 BATCH_ROWS_PER_TASK = 3_000_000
-SCALAR_ROWS_PER_TASK = 200_000
+SCALAR_ROWS_PER_TASK = 1
 _SAMPLED_FRAGMENTS = 32
 
 
@@ -186,6 +186,9 @@ def group_tasks(plan: Plan, rule: ColumnRule, request: BackfillRequest, parallel
         count = math.ceil(rows / request.task_size)
     else:
         count = min(max(parallel, math.ceil(rows / _rows_per_task(rule))), TASKS_PER_CORE * parallel)
+        if rule.envelope is not None and request.commit_granularity:
+            # Fragments reach the driver when their task ends: a slow function must not hold up the commits asked for.
+            count = max(count, math.ceil(len(whole) / request.commit_granularity))
     return pieces + _balanced(whole, max(1, min(count, len(whole))))
 
 

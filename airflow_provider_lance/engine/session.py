@@ -5,7 +5,9 @@ The only module that decides Spark settings. Settings a deployment made itself a
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -75,12 +77,14 @@ def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str
 def ship_package(context: SparkContext) -> None:
     """Send this package's pure Python to the executors; pylance itself must be installed there."""
     root = Path(__file__).resolve().parents[1]
-    with tempfile.TemporaryDirectory(prefix="lance-engine-") as folder:
-        archive = Path(folder, "airflow_provider_lance.zip")
-        with zipfile.ZipFile(archive, "w") as file:
-            for part in (root / "__init__.py", *(root / "api").glob("*.py"), *(root / "engine").glob("*.py")):
-                file.write(part, part.relative_to(root.parent))
-        context.addPyFile(str(archive))
+    # Executors fetch it from here whenever one of them starts: it must live as long as this driver.
+    folder = tempfile.mkdtemp(prefix="lance-engine-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    archive = Path(folder, "airflow_provider_lance.zip")
+    with zipfile.ZipFile(archive, "w") as file:
+        for part in (root / "__init__.py", *(root / "api").glob("*.py"), *(root / "engine").glob("*.py")):
+            file.write(part, part.relative_to(root.parent))
+    context.addPyFile(str(archive))
 
 
 def default_parallelism(context: SparkContext) -> int:

@@ -82,7 +82,7 @@ class TableFiles:
             try:
                 self._session.download_file(path, scratch)
             except OSError as error:
-                if "not found" in str(error).lower() or "no such file" in str(error).lower():
+                if _is_missing(error):
                     return None
                 raise
             with open(scratch, "rb") as file:
