@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.api.jobs import Progress
 from airflow_provider_lance.engine import faults
 from airflow_provider_lance.engine.checkpoint import FilledFragment, Part, column_folder, read_remains
 from airflow_provider_lance.engine.columns import column_rule
@@ -94,6 +96,7 @@ class _Backfill:
         self.saved_version = self.record.version
         self.record.follow(self.table, self.pinned, self._open)
         remains = read_remains(self.files, self.folder)
+        self.left_behind = bool(remains.journals or remains.parts or remains.markers)
         self.finished = self._usable(remains.finished)
         self.parts = remains.parts_by_key()
         self._resume()
@@ -130,6 +133,8 @@ class _Backfill:
         )
 
     def _work(self, plan: Plan) -> None:
+        if plan.works:
+            self._start_spark()
         with ProgressMeter(self.reporter, host=self._progress_host(plan)) as self.meter:
             while self.rounds < MAX_ROUNDS:
                 self.rounds += 1
@@ -158,6 +163,24 @@ class _Backfill:
             "the backfill again when the table is quieter.",
             retryable=True,
         )
+
+    def _start_spark(self) -> None:
+        """Starting Spark takes seconds, on a busy cluster minutes: a job can be cancelled meanwhile."""
+        self.reporter.progress(Progress("starting Spark"))
+        started: Future[object] = Future()
+
+        def start() -> None:
+            try:
+                started.set_result(self.context.spark)
+            except BaseException as error:
+                started.set_exception(error)
+
+        # A daemon: a cancelled job does not wait for a session it will not use.
+        threading.Thread(target=start, name="start-spark", daemon=True).start()
+        while not started.done():
+            wait([started], timeout=0.2)
+            self.reporter.check()
+        started.result()
 
     def _round(self, plan: Plan) -> list[FilledFragment]:
         """Compute and commit one plan; returns the fragments that could not be committed at its version."""
@@ -303,9 +326,8 @@ class _Backfill:
             self.record.prune(head)
             save_record(self.files, self.folder, self.record)
         faults.reach("record-saved")
-        if plan.fragments or self.files.exists(self._marker):
+        if plan.fragments or self.left_behind:
             removed = remove_orphans(self.table, self.files, self.folder, head, self.target_ids)
-            self.files.delete(self._marker)
             log.info("Removed %d files of finished and dead attempts", len(removed))
         return self._result()
 

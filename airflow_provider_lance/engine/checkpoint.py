@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_lance.engine.evaluate import Chunk, split_offsets
+from airflow_provider_lance.engine.functions import Chunk, split_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,8 +134,9 @@ class Part:
 
 @dataclass
 class Remains:
-    """What earlier attempts left in a column's folder."""
+    """What earlier attempts left in a column's folder. ``markers`` are the paths of jobs' own notes."""
 
+    markers: list[str] = field(default_factory=list)
     journals: list[Journal] = field(default_factory=list)
     finished: dict[str, FilledFragment] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
@@ -153,7 +154,9 @@ def read_remains(files: TableFiles, folder: str) -> Remains:
         part = Part.parse(path)
         if part is not None:
             remains.parts.append(part)
-        elif "/journal-" in f"/{path}":
+        elif "/job-" in path:
+            remains.markers.append(path)
+        elif "/journal-" in path:
             journal = _read_journal(files, path)
             if journal is not None:
                 remains.journals.append(journal)

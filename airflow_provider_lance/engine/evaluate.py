@@ -6,80 +6,27 @@ message, or end the job, as the error policy says. Knows nothing of files that a
 
 from __future__ import annotations
 
-import itertools
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.columns import ColumnRule
-from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.expressions import format_path, parse_path
+from airflow_provider_lance.engine.functions import BATCH_ROWS, Chunk, Function, Pace, RowFailure, split
 from airflow_provider_lance.engine.table import TableRef, field_ids
-from airflow_provider_lance.engine.udf import ErrorPolicy, load
+from airflow_provider_lance.engine.udf import ErrorPolicy
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from lance import LanceFragment
 
-BATCH_ROWS = 8192
 # Decoded input of one batch. Lance's own batch_size_bytes decodes far ahead of it (2.6 GB for rows of 1 MB), so the
 # number of rows is chosen from the width of the columns on disk instead.
 BATCH_BYTES = 8 << 20
 _ISOLATE_ROWS = 1024
-_RETRY_SECONDS = 0.1
-
-
-@dataclass
-class Chunk:
-    """Values of some rows of a fragment in ascending order; ``failed`` are (physical row, message) pairs."""
-
-    offsets: np.ndarray
-    values: pa.RecordBatch
-    failed: list[tuple[int, str]] = field(default_factory=list)
-
-
-class Pace:
-    """How many rows a function gets at once: as many as take about a second, so that work becomes durable in time.
-
-    Kept for all fragments of a task: the first slices are small, because nothing is known of the function yet.
-    """
-
-    FIRST, SECONDS = 64, 1.0
-
-    def __init__(self, limit: int | None = None, seconds: float = SECONDS) -> None:
-        self.limit = min(BATCH_ROWS, limit or BATCH_ROWS)
-        self.seconds = min(self.SECONDS, seconds)
-        self.rows = min(self.FIRST, self.limit)
-
-    def slices(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            position = 0
-            while position < batch.num_rows:
-                size = self.rows
-                yield batch.slice(position, size)
-                position += size
-
-    def learn(self, rows: int, seconds: float) -> None:
-        if seconds < self.seconds / 4 and rows >= self.rows:
-            self.rows = min(self.limit, self.rows * 4)
-        elif seconds > self.seconds * 2:
-            self.rows = max(1, self.rows // 2)
-
-
-class RowFailure(JobError):
-    """The rule failed on a row and the policy says that this fails the job."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("compute", message)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowFailure, (str(self),)
 
 
 def chunks(
@@ -104,7 +51,7 @@ def chunks(
         yield from _sql(stretch, rule, schema, policy, start, stop, pace.limit, threads)
         return
     batches = stretch.scan(_inputs(rule), start, stop, rows=batch_rows(table, fragment, rule.inputs), readahead=2)
-    function = _Function(rule, schema, policy, fragment.fragment_id, pace)
+    function = Function(rule, schema, policy, fragment.fragment_id, pace)
     yield from ordered(function, pace.slices(batches), threads)
 
 
@@ -207,31 +154,11 @@ class _Stretch:
         return int(self._live.searchsorted(row))
 
 
-def split(batch: pa.RecordBatch | pa.Table) -> tuple[np.ndarray, pa.RecordBatch | pa.Table]:
-    """A scanned batch as physical rows and the columns that were asked for."""
-    import numpy as np
-
-    index = batch.schema.get_field_index("_rowaddr")
-    addresses = batch.column(index).to_numpy()
-    return (addresses & np.uint64(0xFFFFFFFF)).astype(np.int64), batch.drop_columns(["_rowaddr"])
-
-
-def split_offsets(batch: pa.RecordBatch, name: str) -> Chunk:
-    """A stored batch whose column ``name`` holds the physical rows."""
-    import pyarrow as pa
-
-    values = batch.drop_columns([name])
-    return Chunk(batch.column(name).to_numpy(), pa.RecordBatch.from_arrays(values.columns, schema=values.schema))
-
-
 def _inputs(rule: ColumnRule) -> list[str] | dict[str, str]:
     segments = [parse_path(path) for path in rule.inputs]
     if all(len(parts) == 1 for parts in segments):
         return [parts[0] for parts in segments]
     return {path: format_path(parts) for path, parts in zip(rule.inputs, segments, strict=True)}
-
-
-# --- SQL -------------------------------------------------------------------------------------------------------------
 
 
 def _sql(
@@ -311,134 +238,3 @@ def _typed(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(values.columns, schema=schema)
     arrays = [column.cast(part.type) for column, part in zip(values.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-# --- functions -------------------------------------------------------------------------------------------------------
-
-
-class _Function:
-    """A loaded function with its calling convention and error policy, applied to scanned batches."""
-
-    def __init__(self, rule: ColumnRule, schema: pa.Schema, policy: ErrorPolicy, fragment_id: int, pace: Pace) -> None:
-        assert rule.envelope is not None
-        self.function = load(rule.envelope)
-        self.call = rule.envelope.call
-        self.parts = rule.struct_fields
-        self.schema = schema
-        self.policy = policy
-        self.fragment_id = fragment_id
-        self.pace = pace
-
-    def __call__(self, scanned: pa.RecordBatch) -> Chunk:
-        offsets, inputs = split(scanned)
-        started = time.monotonic()
-        chunk = self._batches(offsets, inputs) if self.call == "batch" else self._rows(offsets, inputs)
-        self.pace.learn(len(offsets), time.monotonic() - started)
-        return chunk
-
-    def _rows(self, offsets: np.ndarray, inputs: pa.RecordBatch) -> Chunk:
-        columns = [column.to_pylist() for column in inputs.columns]
-        rows = zip(*columns, strict=True) if columns else itertools.repeat((), len(offsets))
-        results: list[Any] = []
-        failed: list[tuple[int, str]] = []
-        for offset, arguments in zip(offsets, rows, strict=True):
-            try:
-                results.append(self._attempt(partial(self.function, *arguments)))
-            except Exception as error:
-                failed.append(self._fail(int(offset), error))
-                results.append(None)
-        return Chunk(offsets, self._array(offsets, results, failed), failed)
-
-    def _array(self, offsets: np.ndarray, results: list[Any], failed: list[tuple[int, str]]) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        def build(rows: list[Any]) -> list[pa.Array]:
-            if not self.parts:
-                return [pa.array(rows, type=self.schema.types[0])]
-            return [
-                pa.array([None if row is None else _part(row, name, at) for row in rows], type=part.type)
-                for at, (name, part) in enumerate(zip(self.parts, self.schema, strict=True))
-            ]
-
-        try:
-            return pa.RecordBatch.from_arrays(build(results), schema=self.schema)
-        except (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError):
-            # One value of another type spoils the whole conversion: find it, and treat it as a failed row.
-            for index, result in enumerate(results):
-                try:
-                    build([result])
-                except Exception as error:
-                    failed.append(self._fail(int(offsets[index]), error))
-                    results[index] = None
-            failed.sort()
-            return pa.RecordBatch.from_arrays(build(results), schema=self.schema)
-
-    def _batches(self, offsets: np.ndarray, inputs: pa.RecordBatch) -> Chunk:
-        import pyarrow as pa
-
-        try:
-            result = self._attempt(lambda: self._checked(self.function(inputs), inputs.num_rows))
-            return Chunk(offsets, result)
-        except Exception as error:
-            if self.policy.on_error == "fail":
-                place = f"rows {offsets[0]} to {offsets[-1]} of fragment {self.fragment_id}"
-                raise RowFailure(f"The function failed on a batch, {place}: {_describe(error)}") from error
-            if len(offsets) == 1:
-                nulls = pa.RecordBatch.from_arrays([pa.nulls(1, part.type) for part in self.schema], schema=self.schema)
-                return Chunk(offsets, nulls, [(int(offsets[0]), _describe(error))])
-        middle = len(offsets) // 2
-        left = self._batches(offsets[:middle], inputs.slice(0, middle))
-        right = self._batches(offsets[middle:], inputs.slice(middle))
-        arrays = [
-            pa.concat_arrays([first, second])
-            for first, second in zip(left.values.columns, right.values.columns, strict=True)
-        ]
-        values = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return Chunk(offsets, values, left.failed + right.failed)
-
-    def _checked(self, result: Any, rows: int) -> pa.RecordBatch:
-        """Whatever a batch function may return, as a batch of the target columns."""
-        import pyarrow as pa
-
-        if isinstance(result, pa.ChunkedArray):
-            result = result.combine_chunks()
-        if self.parts and isinstance(result, pa.StructArray):
-            columns = [result.field(name) for name in self.parts]
-        elif self.parts:
-            columns = [result[name] for name in self.parts]
-        elif isinstance(result, pa.RecordBatch):
-            columns = [result.column(0)]
-        else:
-            columns = [result]
-        arrays = []
-        for column, part in zip(columns, self.schema, strict=True):
-            array = column if isinstance(column, pa.Array) else pa.array(column, type=part.type)
-            if len(array) != rows:
-                raise ValueError(f"the function returned {len(array)} values for {rows} rows")
-            arrays.append(array if array.type == part.type else array.cast(part.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _attempt(self, call: Callable[[], Any]) -> Any:
-        for attempt in range(self.policy.retries + 1):
-            try:
-                return call()
-            except Exception:
-                if attempt == self.policy.retries:
-                    raise
-                time.sleep(_RETRY_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _fail(self, offset: int, error: Exception) -> tuple[int, str]:
-        if self.policy.on_error == "fail":
-            place = f"row {offset} of fragment {self.fragment_id}"
-            raise RowFailure(f"The function failed on {place}: {_describe(error)}") from error
-        return offset, _describe(error)
-
-
-def _part(row: Any, name: str, at: int) -> Any:
-    return row[at] if isinstance(row, tuple) else row[name]
-
-
-def _describe(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= 500 else text[:497] + "..."

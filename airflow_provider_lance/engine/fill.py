@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,14 @@ from airflow_provider_lance.engine.checkpoint import (
 )
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.evaluate import BATCH_BYTES, BATCH_ROWS, Chunk, Pace, batch_rows, chunks
+from airflow_provider_lance.engine.evaluate import batch_rows, chunks
+from airflow_provider_lance.engine.functions import BATCH_ROWS, Chunk, Pace, pace_for
 from airflow_provider_lance.engine.progress import ProgressAddress, ProgressSender, TaskFigures
+from airflow_provider_lance.engine.scatter import dense
 from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
     from lance import LanceDataset, LanceFragment
 
@@ -92,8 +93,8 @@ class Order:
 class FragmentWork:
     """One fragment, or with ``assemble=False`` a stretch of it whose values go to parts only.
 
-    ``filter`` selects the rows to compute; the others keep what they have. ``whole`` tells that the unselected rows
-    are fresh already, so the fragment is fresh when the selected ones are.
+    ``filter`` selects the rows to compute; the others keep what they have. ``whole`` tells that there are no others, or
+    that they are fresh already: then the fragment is fresh when the selected rows are.
     """
 
     fragment_id: int
@@ -153,7 +154,7 @@ def run_task(order: Order, works: list[FragmentWork]) -> TaskResult:
     # The same name on a retry: its figures take the place of those of the attempt that was lost.
     task = f"{works[0].key}-{works[0].start}-{works[0].assemble}"
     sender = ProgressSender(order.address, task)
-    pace = Pace(order.flush.smallest, order.flush.seconds / 4)
+    pace = pace_for(order.rule, order.flush.smallest, order.flush.seconds / 4)
     filled: list[FilledFragment] = []
     parts: list[Part] = []
     computed = 0
@@ -266,7 +267,7 @@ class _FragmentTask:
 
     def assemble(self, name: str) -> FilledFragment:
         """One file of exactly the fragment's physical rows, checked after it was written."""
-        from lance.file import LanceFileReader, LanceFileWriter
+        from lance.file import LanceFileWriter
         from lance.fragment import DataFile
 
         order, work = self.order, self.work
@@ -281,19 +282,17 @@ class _FragmentTask:
         path = order.table.data_path(name)
         options = order.table.storage_options or None
         faults.reach("file-start")
-        with LanceFileWriter(
-            path, self.schema, version=self.dataset.data_storage_version, storage_options=options
-        ) as writer:
-            for batch in dense(source, work.rows, self.schema, self._old_values() if work.filter else None):
-                writer.write_batch(batch)
+        writer = LanceFileWriter(path, self.schema, version=self.dataset.data_storage_version, storage_options=options)
+        for batch in dense(source, work.rows, self.schema, self._old_values() if work.filter else None):
+            writer.write_batch(batch)
+        written = writer.close()
         faults.reach("file-written")
-        # Nobody checks later: a short file commits and then breaks every read of the table.
-        written = LanceFileReader(path, storage_options=options).metadata()
-        if written.num_rows != work.rows or written.schema.names != self.schema.names:
+        # Nobody checks later: a short file commits and then breaks every read of the table. That its columns are the
+        # table's is what DataFile.create finds out, from the file itself.
+        if written != work.rows:
             raise JobError(
                 "compute",
-                f"The column file of fragment {work.fragment_id} has {written.num_rows} rows of {work.rows}; it is "
-                "not committed.",
+                f"The column file of fragment {work.fragment_id} has {written} rows of {work.rows}: not committed.",
                 retryable=True,
             )
         file = DataFile.create(self.dataset, name)
@@ -305,7 +304,7 @@ class _FragmentTask:
             rows=work.rows,
             file={**_plain(file)},
             tally=tally,
-            covered=(work.whole or tally.rows == work.live) and tally.failed_offsets is not None,
+            covered=work.whole and tally.failed_offsets is not None,
             samples=self._samples(tally),
         )
 
@@ -351,96 +350,3 @@ def _plain(file: Any) -> dict[str, Any]:
     document = asdict(file)
     document["path"] = str(document.pop("_path"))
     return document
-
-
-def dense(
-    source: Iterable[Chunk], rows: int, schema: pa.Schema, old: Iterator[pa.RecordBatch] | None
-) -> Iterator[pa.RecordBatch]:
-    """Values scattered over ``rows`` physical rows, in order and in windows of bounded size.
-
-    Rows without a new value get their ``old`` one, or null.
-    """
-    windows = _windows(rows, old)
-    pending: list[Chunk] = []
-    chunk_iterator = iter(source)
-    for start, stop, kept in windows(_window_rows(pending, chunk_iterator)):
-        while not pending or int(pending[-1].offsets[-1]) < stop:
-            following = next(chunk_iterator, None)
-            if following is None:
-                break
-            if len(following.offsets):
-                pending.append(following)
-        picked, pending = _take_until(pending, stop)
-        yield _scatter(picked, start, stop, schema, kept)
-
-
-def _windows(
-    rows: int, old: Iterator[pa.RecordBatch] | None
-) -> Callable[[int], Iterator[tuple[int, int, pa.RecordBatch | None]]]:
-    def nulls(size: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
-        for start in range(0, rows, size):
-            yield start, min(rows, start + size), None
-
-    def batches(_: int) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
-        position = 0
-        assert old is not None
-        for batch in old:
-            yield position, position + batch.num_rows, batch
-            position += batch.num_rows
-        if position != rows:
-            raise JobError("compute", f"The old column has {position} rows of {rows}", retryable=True)
-
-    return nulls if old is None else batches
-
-
-def _window_rows(pending: list[Chunk], source: Iterator[Chunk]) -> int:
-    """Rows per window, from the width of the first values."""
-    first = next((chunk for chunk in source if len(chunk.offsets)), None)
-    if first is None:
-        return BATCH_ROWS
-    pending.append(first)
-    width = max(1, first.values.nbytes // len(first.offsets))
-    return max(1, min(8 * BATCH_ROWS, 2 * BATCH_BYTES // width))
-
-
-def _take_until(pending: list[Chunk], stop: int) -> tuple[list[Chunk], list[Chunk]]:
-    picked, rest = [], []
-    for chunk in pending:
-        at = int(chunk.offsets.searchsorted(stop))
-        if at == len(chunk.offsets):
-            picked.append(chunk)
-        elif at == 0:
-            rest.append(chunk)
-        else:
-            picked.append(Chunk(chunk.offsets[:at], chunk.values.slice(0, at)))
-            rest.append(Chunk(chunk.offsets[at:], chunk.values.slice(at)))
-    return picked, rest
-
-
-def _scatter(
-    picked: list[Chunk], start: int, stop: int, schema: pa.Schema, kept: pa.RecordBatch | None
-) -> pa.RecordBatch:
-    import numpy as np
-    import pyarrow as pa
-
-    size = stop - start
-    if not picked:
-        return kept or pa.RecordBatch.from_arrays([pa.nulls(size, part.type) for part in schema], schema=schema)
-    offsets: np.ndarray = np.concatenate([chunk.offsets for chunk in picked]) - start
-    columns = [[chunk.values.column(at) for chunk in picked] for at in range(len(schema))]
-    if len(offsets) == size:
-        arrays = [pa.concat_arrays(column) for column in columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    if kept is None:
-        places = np.zeros(size, dtype=np.int64)
-        absent = np.ones(size, dtype=bool)
-        places[offsets] = np.arange(len(offsets))
-        absent[offsets] = False
-        indices = pa.array(places, mask=absent)
-        arrays = [pa.concat_arrays(column).take(indices) for column in columns]
-    else:
-        places = np.arange(size, dtype=np.int64)
-        places[offsets] = size + np.arange(len(offsets))
-        indices = pa.array(places)
-        arrays = [pa.concat_arrays([kept.column(at), *column]).take(indices) for at, column in enumerate(columns)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -41,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one job; the exit status is 0 done, 1 failed, 3 claim lost, 4 cancelled."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    # httpx logs every heartbeat with its URL; Lance says of each commit that DataReplacement is new.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # httpx logs every heartbeat, py4j every connection; Lance says of each commit that DataReplacement is new.
+    for name in ("httpx", "py4j"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     os.environ.setdefault("LANCE_LOG", "error")
     if arguments.spec:
         return _run_spec(arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.engine.checkpoint import read_remains
+from airflow_provider_lance.engine.checkpoint import Journal, read_remains
 from airflow_provider_lance.engine.commit import read_transactions
 
 if TYPE_CHECKING:
@@ -47,25 +47,31 @@ def remove_orphans(
 ) -> list[str]:
     """Remove what is past; returns the paths. What may still be committed or resumed stays, with its journal."""
     remains = read_remains(files, folder)
-    parts = remains.parts
-    versions = [journal.read_version for journal in remains.journals] + [part.read_version for part in parts]
-    if not versions:
-        return []
-    history = History(table, head, min(versions), target_ids)
-    if not history.complete:
-        return []  # a file that a cleaned-up version committed cannot be told from an orphan
     removed: list[str] = []
-    for journal in remains.journals:
-        past = {
-            name for name, fragment_id in journal.files.items() if history.is_past(fragment_id, journal.read_version)
-        }
-        orphans = sorted(f"data/{name}" for name in past - history.committed)
-        # The journal goes last: should this process die here, its successor still knows the names.
-        removed += _delete(files, orphans)
-        if past | (history.committed & journal.files.keys()) == journal.files.keys():
-            removed += _delete(files, [journal.path(folder)])
-    removed += _delete(files, [part.path for part in parts if history.is_past(part.fragment_id, part.read_version)])
-    return removed
+    versions = [journal.read_version for journal in remains.journals] + [part.read_version for part in remains.parts]
+    history = History(table, head, min(versions), target_ids) if versions else None
+    # Without the whole history a file that a cleaned-up version committed cannot be told from an orphan.
+    if history is not None and history.complete:
+        for journal in remains.journals:
+            removed += _delete(files, _past_files(journal, history))
+            # The journal goes last: should this process die here, its successor still knows the names.
+            if all(
+                name in history.committed or history.is_past(fragment_id, journal.read_version)
+                for name, fragment_id in journal.files.items()
+            ):
+                removed += _delete(files, [journal.path(folder)])
+        past = [part.path for part in remains.parts if history.is_past(part.fragment_id, part.read_version)]
+        removed += _delete(files, past)
+    # Notes of jobs: at most one job of a column lives, and it ends here.
+    return removed + _delete(files, remains.markers)
+
+
+def _past_files(journal: Journal, history: History) -> list[str]:
+    return [
+        f"data/{name}"
+        for name, fragment_id in journal.files.items()
+        if name not in history.committed and history.is_past(fragment_id, journal.read_version)
+    ]
 
 
 def _delete(files: TableFiles, paths: Iterable[str]) -> list[str]:

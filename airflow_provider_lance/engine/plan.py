@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
 
 TASKS_PER_CORE = 4
-# A task costs Spark about 30 ms; below two seconds of work that shows. Lance evaluates SQL at some 3 M rows/s per core.
+# A task costs Spark about 30 ms; below two seconds of work that shows. Rows of some two seconds on one core: Lance
+# evaluates SQL at 3 M rows/s, Arrow kernels do half of that, and a Python call costs microseconds at the very least.
 SQL_ROWS_PER_TASK = 6_000_000
+BATCH_ROWS_PER_TASK = 3_000_000
+SCALAR_ROWS_PER_TASK = 200_000
 _SAMPLED_FRAGMENTS = 32
 
 
@@ -181,18 +184,22 @@ def group_tasks(plan: Plan, rule: ColumnRule, request: BackfillRequest, parallel
     rows = sum(work.live for work in whole)
     if request.task_size:
         count = math.ceil(rows / request.task_size)
-    elif rule.expression is not None:
-        count = min(max(parallel, math.ceil(rows / SQL_ROWS_PER_TASK)), TASKS_PER_CORE * parallel)
     else:
-        count = TASKS_PER_CORE * parallel
+        count = min(max(parallel, math.ceil(rows / _rows_per_task(rule))), TASKS_PER_CORE * parallel)
     return pieces + _balanced(whole, max(1, min(count, len(whole))))
+
+
+def _rows_per_task(rule: ColumnRule) -> int:
+    if rule.envelope is None:
+        return SQL_ROWS_PER_TASK
+    return BATCH_ROWS_PER_TASK if rule.envelope.call == "batch" else SCALAR_ROWS_PER_TASK
 
 
 def _task_size(plan: Plan, rule: ColumnRule, parallel: int) -> int:
     """Few large fragments are split so that every core has work."""
     if len(plan.works) >= parallel:
         return max((work.rows for work in plan.works), default=1)
-    smallest = SQL_ROWS_PER_TASK if rule.expression is not None else 1024
+    smallest = SQL_ROWS_PER_TASK if rule.envelope is None else 1024
     return max(smallest, math.ceil(sum(work.rows for work in plan.works) / (2 * parallel)))
 
 

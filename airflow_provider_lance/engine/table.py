@@ -61,7 +61,7 @@ class TableFiles:
         try:
             return sorted(str(path) for path in self._session.list(folder))
         except OSError as error:
-            if "not found" in str(error).lower():
+            if _is_missing(error):
                 return []
             raise
 
@@ -73,7 +73,7 @@ class TableFiles:
         try:
             self._session.delete_file(path)
         except OSError as error:
-            if "not found" not in str(error).lower() and "no such file" not in str(error).lower():
+            if not _is_missing(error):
                 raise
 
     def read_bytes(self, path: str) -> bytes | None:
@@ -96,14 +96,22 @@ class TableFiles:
             self._session.upload_file(scratch, path)
 
     def read_json(self, path: str) -> Any | None:
-        """The document, or None where there is none (or only an unreadable one: a record is never worth a failure)."""
+        """The document, or None where there is none, or only a broken one: it is never worth a failed job."""
         with _scratch() as scratch:
             try:
                 self._session.download_file(path, scratch)
-                with open(scratch, encoding="utf-8") as file:
-                    return json.load(file)
-            except (OSError, ValueError):
-                return None
+            except OSError as error:
+                if _is_missing(error):
+                    return None
+                raise
+            with open(scratch, encoding="utf-8") as file, contextlib.suppress(ValueError):
+                return json.load(file)
+        return None
+
+
+def _is_missing(error: OSError) -> bool:
+    text = str(error).lower()
+    return isinstance(error, FileNotFoundError) or "not found" in text or "no such file" in text
 
 
 @contextlib.contextmanager

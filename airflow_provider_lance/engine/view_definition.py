@@ -260,9 +260,7 @@ def validate_refresh_request(definition: ViewDefinition, request: Mapping[str, A
     if not definition.incremental:
         for key in ("source_task_size", "intra_applier_concurrency"):
             if key in request:
-                refuse(
-                    f"{key} applies to views that follow their source's rows, not to {definition.kind} views in SQL."
-                )
+                refuse(f"{key} applies to views that follow their source's rows; this one is always computed whole.")
     if "src_version" in request and len(definition.sources) > 1:
         refuse(f"src_version is ambiguous: the view reads {', '.join(definition.sources)}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
 _READERS = 4
+_LARGEST_TABLE = 1 << 28  # 256 MB of flags
 
 
 def delete_source_rows(view: lance.LanceDataset, gone: np.ndarray) -> tuple[list[FragmentMetadata], list[int], int]:
@@ -21,17 +23,13 @@ def delete_source_rows(view: lance.LanceDataset, gone: np.ndarray) -> tuple[list
 
     Writes deletion files and commits nothing. Costs a scan of one integer column: 12 ms per million rows.
     """
-    import pyarrow as pa
-
     if not len(gone):
         return [], [], 0
-    wanted = pa.array(gone, pa.uint64())
+    is_gone = _membership(gone)
 
     def one(fragment: lance.LanceFragment) -> tuple[FragmentMetadata | None, int | None, int]:
-        import pyarrow.compute as pc
-
         rows = fragment.scanner(columns=[SOURCE_ROW_ID], with_row_address=True).to_table()
-        hit = rows.filter(pc.is_in(rows[SOURCE_ROW_ID], value_set=wanted))["_rowaddr"].to_numpy()
+        hit = rows["_rowaddr"].to_numpy()[is_gone(rows[SOURCE_ROW_ID].to_numpy())]
         if not len(hit):
             return None, None, 0
         kept = fragment.delete_rows((hit & 0xFFFFFFFF).tolist())
@@ -42,6 +40,18 @@ def delete_source_rows(view: lance.LanceDataset, gone: np.ndarray) -> tuple[list
     updated = [kept for kept, _, _ in results if kept is not None]
     removed = [number for _, number, _ in results if number is not None]
     return updated, removed, sum(count for _, _, count in results)
+
+
+def _membership(gone: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """A test for row ids. Lance hands them out one after the other, so a table of flags is small and beats hashing."""
+    import numpy as np
+
+    largest = int(gone.max())
+    if largest >= _LARGEST_TABLE:
+        return lambda ids: np.isin(ids, gone)
+    flags = np.zeros(largest + 2, dtype=bool)
+    flags[gone] = True
+    return lambda ids: flags[np.minimum(ids, largest + 1)]
 
 
 def cut_fragments(fragments: list[FragmentMetadata], rows: int, target: Target) -> list[FragmentMetadata]:

@@ -7,10 +7,11 @@ else in this package asks here where a table is and opens it here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -23,7 +24,7 @@ from lance_namespace.errors import (
     TableVersionNotFoundError,
 )
 
-from airflow_provider_lance.api.ids import join_id
+from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import OPERATIONS
 from airflow_provider_lance.engine.table import TableFiles, TableRef
@@ -31,6 +32,8 @@ from airflow_provider_lance.engine.table import TableFiles, TableRef
 if TYPE_CHECKING:
     import lance
 
+_DIRECTORY = re.compile(r"[A-Za-z0-9_.+=@:,$ -]{1,250}")
+_HASHED = re.compile(r"[0-9a-f]{8}_(.+)")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # pylance's binding takes plain dicts for these, models for the rest; it answers in kind.
 _PLAIN = frozenset({"create_table_version", "describe_table_version", "batch_delete_table_versions"})
@@ -84,14 +87,14 @@ class Catalog:
         try:
             return _invoke(self._directory, name, request, data)
         except TableNotFoundError:
-            if len(request.id or []) != 1 or not self._is_listed(request.id):
+            if len(request.id or []) != 1 or not self.is_listed(request.id):
                 raise
             return _invoke(self._listed, name, request, data)
 
     def forget(self, table_id: list[str]) -> Any:
         """Deregister a table: its name is free, its data stays."""
         place = self.locate(table_id)
-        if self._is_listed(table_id):
+        if self.is_listed(table_id):
             answer = _invoke(self._listed, "deregister_table", model("DeregisterTableRequest")(id=table_id))
         if self.in_own_directory(place):
             # The list forgot it, the directory is still there to be found: pylance's marker hides it.
@@ -102,19 +105,38 @@ class Catalog:
         """Whether this is a root-level table that is found by its directory's name."""
         return len(place.id) == 1 and place.location == f"{self.root}/{place.id[0]}.lance"
 
-    def relative(self, location: str) -> str:
-        """A location as a path below the root; ``InvalidInputError`` for any other."""
-        inside = plain_location(location) if _URL.match(location) or os.path.isabs(location) else location
-        inside = inside.removeprefix(f"{self.root}/").rstrip("/")
-        steps = inside.split("/")
-        if _URL.match(inside) or inside.startswith("/") or any(step in {"", ".", ".."} for step in steps):
-            raise InvalidInputError(f"The location {location!r} is not inside this namespace's root.")
-        if steps[0] == "__manifest" or not all(step.isprintable() for step in steps) or len(inside) > 1024:
-            raise InvalidInputError(f"The location {location[:60]!r} cannot hold a table.")
-        return inside
+    def directory_name(self, location: str) -> str:
+        """The name of the directory below the root that a location is; ``InvalidInputError`` for any other place.
 
-    def locate(self, table_id: list[str], *, check_declared: bool = False) -> TablePlace:
-        """Where a table is; ``TableNotFoundError`` if there is none of that name."""
+        Directly below: pylance looks for ``a%2Fb`` where a table is at ``a/b``, and drops its row but not its data.
+        """
+        inside = plain_location(location) if _URL.match(location) or os.path.isabs(location) else location
+        name = inside.removeprefix(f"{self.root}/").rstrip("/")
+        if not _DIRECTORY.fullmatch(name) or name in {".", "..", "__manifest"}:
+            raise InvalidInputError(
+                f"The location {location[:200]!r} cannot hold a table: name a directory directly below the root, with "
+                "ASCII letters, digits, spaces and any of _ - . + = @ : , $."
+            )
+        return name
+
+    def owner(self, directory: str) -> list[str] | None:
+        """Whose directory that is by its name, whether or not there is such a table."""
+        if directory.endswith(".lance"):
+            return [directory.removesuffix(".lance")]
+        hashed = _HASHED.fullmatch(directory)
+        return hashed[1].split(DEFAULT_DELIMITER) if hashed else None
+
+    def hide(self, directory: str) -> None:
+        """Keep a directory ``<name>.lance`` from being found under that name: it is registered under another one."""
+        name = directory.removesuffix(".lance")
+        with contextlib.suppress(TableNotFoundError):  # hidden already
+            _invoke(self._bare, "deregister_table", model("DeregisterTableRequest")(id=[name]))
+
+    def locate(self, table_id: list[str], *, check_declared: bool = False, properties: bool = False) -> TablePlace:
+        """Where a table is; ``TableNotFoundError`` if there is none of that name.
+
+        Whether it is only declared and, at the root, its properties cost a look of their own: ask for them.
+        """
         request = model("DescribeTableRequest")(id=table_id, check_declared=check_declared)
         try:
             found = _invoke(self._directory, "describe_table", request)
@@ -122,8 +144,8 @@ class Catalog:
             if len(table_id) != 1:
                 raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
             found = None
-        properties = dict(found.properties or {}) if found is not None else {}
-        if len(table_id) == 1 and (found is None or found.properties is None):
+        known = dict(found.properties or {}) if found is not None else {}
+        if len(table_id) == 1 and (found is None or (properties and found.properties is None)):
             try:
                 listed = _invoke(self._listed, "describe_table", request)
             except TableNotFoundError:
@@ -131,19 +153,15 @@ class Catalog:
                     raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
             else:
                 found = found or listed
-                properties = dict(listed.properties or {})
-        place = TablePlace(
-            tuple(table_id), plain_location(found.location), properties, only_declared=bool(found.is_only_declared)
+                known = dict(listed.properties or {})
+        return TablePlace(
+            tuple(table_id), plain_location(found.location), known, only_declared=bool(found.is_only_declared)
         )
-        if place.only_declared and "/" in place.location.removeprefix(f"{self.root}/"):
-            # pylance looks for "a%2Fb" when a registered table is at "a/b", and finds nothing there.
-            return replace(place, only_declared=not self.files(place).names("_versions"))
-        return place
 
     def find(self, table_id: list[str]) -> TablePlace | None:
-        """The same, or None; tells whether the table is only declared."""
+        """The same with everything there is to know, or None."""
         try:
-            return self.locate(table_id, check_declared=True)
+            return self.locate(table_id, check_declared=True, properties=True)
         except TableNotFoundError:
             return None
 
@@ -221,7 +239,8 @@ class Catalog:
                 request.page_token = answer.page_token
         return sorted(names)
 
-    def _is_listed(self, table_id: list[str]) -> bool:
+    def is_listed(self, table_id: list[str]) -> bool:
+        """Whether the namespace's own list has the table, and not only its directory."""
         try:
             _invoke(self._listed, "table_exists", model("TableExistsRequest")(id=table_id))
         except TableNotFoundError:

@@ -1,4 +1,4 @@
-"""The executor protocol's side of the registry: launch, claim, report, death, takeover; and the servers' own leases.
+"""The executor protocol's side of the registry: launch, claim, report, death.
 
 A driver owns its job from its claim until its terminal report, as long as its reports keep the lease alive. Tokens
 are stored hashed: the launch token is made for one attempt, and the claim token is derived from it, so the same
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
-from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Row, and_, or_, select, update
 
-from airflow_provider_lance.api.jobs import TERMINAL_STATES, JobFailure, JobState, Progress
-from airflow_provider_lance.namespace.database import Database, jobs, now_ms, servers
+from airflow_provider_lance.api.jobs import JobFailure, JobState
+from airflow_provider_lance.namespace.database import Database, jobs, now_ms
 from airflow_provider_lance.namespace.registry import EXTERNAL, LIVE, Stage, Timings, add_event, conflict, end
+from airflow_provider_lance.namespace.reports import read_event, read_progress, read_terminal, sampled
 
-_MOST_SAMPLES = 240
 _MOST_EVENTS = 200
 _SHORTEST_TOKEN = 16
 
@@ -219,7 +218,7 @@ class Executions:
         events: Sequence[Mapping[str, Any]],
         terminal: Mapping[str, Any] | None,
     ) -> Reported:
-        ending = _read_terminal(terminal)
+        ending = read_terminal(terminal)
         row = self._row(job_id)
         claim_hash = hash_token(claim_token)
         if not row.claim_hash or not hmac.compare_digest(row.claim_hash, claim_hash):
@@ -242,14 +241,14 @@ class Executions:
             jobs.c.claim_hash == claim_hash,
             jobs.c.last_seq < seq,
         ]
-        figures = _read_progress(progress)
+        figures = read_progress(progress)
         values: dict[str, Any] = {"last_seq": seq, "lease_until_ms": lease_until}
         if figures is not None:
-            values |= {"progress": figures.to_dict(), "samples": _sampled(row.samples, row.created_ms, now, figures)}
+            values |= {"progress": figures.to_dict(), "samples": sampled(row.samples, row.created_ms, now, figures)}
         try:
             with self.database.writing() as connection:
                 for line in events[:_MOST_EVENTS]:
-                    message, at_ms, fields = _read_event(line, now)
+                    message, at_ms, fields = read_event(line, now)
                     add_event(
                         connection,
                         job_id,
@@ -367,77 +366,6 @@ class Executions:
             if lost:
                 add_event(connection, row.job_id, JobState(row.state), f"{why} The job will be tried again.", at_ms=now)
 
-    # Servers
-
-    def register(self, host: str, process: Mapping[str, Any], url: str | None) -> None:
-        now = now_ms()
-        lease_until = now + int(self.timings.server_lease * 1000)
-        with self.database.writing() as connection:
-            # Rows of long-gone servers, which nothing refers to any more.
-            week = now - 7 * 24 * 3600 * 1000
-            connection.execute(delete(servers).where(servers.c.lease_until_ms < week))
-            connection.execute(
-                insert(servers).values(
-                    server_id=self.server_id,
-                    host=host,
-                    process=dict(process),
-                    url=url,
-                    started_ms=now,
-                    lease_until_ms=lease_until,
-                )
-            )
-
-    def renew_server(self) -> None:
-        lease_until = now_ms() + int(self.timings.server_lease * 1000)
-        with self.database.writing() as connection:
-            connection.execute(
-                update(servers)
-                .where(servers.c.server_id == self.server_id)
-                .values(lease_until_ms=lease_until, stopped=False)
-            )
-
-    def stop_server(self) -> None:
-        with self.database.writing() as connection:
-            connection.execute(update(servers).where(servers.c.server_id == self.server_id).values(stopped=True))
-
-    def orphans(self) -> list[Row[Any]]:
-        """Launched or claimed jobs of other servers, with what is known of those servers."""
-        query = (
-            select(
-                jobs,
-                servers.c.host.label("server_host"),
-                servers.c.process.label("server_process"),
-                func.coalesce(servers.c.stopped, True).label("server_stopped"),
-                func.coalesce(servers.c.lease_until_ms, 0).label("server_lease_until_ms"),
-            )
-            .select_from(jobs.outerjoin(servers, jobs.c.server_id == servers.c.server_id))
-            .where(
-                jobs.c.state.in_(LIVE),
-                jobs.c.stage.in_([Stage.LAUNCHED.value, Stage.CLAIMED.value]),
-                jobs.c.server_id.is_not(None),
-                jobs.c.server_id != self.server_id,
-            )
-        )
-        with self.database.reading() as connection:
-            return list(connection.execute(query))
-
-    def adopt(self, row: Row[Any]) -> bool:
-        """Make another server's job ours; only one server can."""
-        with self.database.writing() as connection:
-            adopted = connection.execute(
-                update(jobs)
-                .where(
-                    jobs.c.job_id == row.job_id,
-                    jobs.c.attempt == row.attempt,
-                    jobs.c.server_id == row.server_id,
-                    jobs.c.state.in_(LIVE),
-                )
-                .values(server_id=self.server_id)
-            ).rowcount
-            if adopted:
-                add_event(connection, row.job_id, JobState(row.state), "Taken over from a server that is gone")
-            return bool(adopted)
-
     def _row(self, job_id: str) -> Row[Any]:
         with self.database.reading() as connection:
             row = connection.execute(select(jobs).where(jobs.c.job_id == job_id)).one_or_none()
@@ -448,55 +376,3 @@ class Executions:
 
 def _entity(job_id: str, attempt: int) -> str:
     return f"{job_id}/{attempt}"
-
-
-def _read_terminal(
-    terminal: Mapping[str, Any] | None,
-) -> tuple[JobState, dict[str, Any] | None, JobFailure | None] | None:
-    if terminal is None:
-        return None
-    try:
-        state = JobState(str(terminal.get("state")))
-    except ValueError:
-        state = JobState.RUNNING
-    if state not in TERMINAL_STATES:
-        raise InvalidInputError("`terminal.state` must be DONE, FAILED or CANCELLED.")
-    result, failure = terminal.get("result"), terminal.get("failure")
-    if result is not None and not isinstance(result, Mapping):
-        raise InvalidInputError("`terminal.result` must be an object.")
-    if failure is not None and not isinstance(failure, Mapping):
-        raise InvalidInputError("`terminal.failure` must be an object with `phase` and `message`.")
-    if state is JobState.FAILED and not failure:
-        raise InvalidInputError("A FAILED report needs `terminal.failure`.")
-    return state, dict(result) if result is not None else None, JobFailure.from_dict(failure)
-
-
-def _read_progress(progress: Mapping[str, Any] | None) -> Progress | None:
-    """The known figures, as what they are; a driver of another release may send more."""
-    if progress is None:
-        return None
-    figures: dict[str, Any] = {}
-    for name, example in Progress().to_dict().items():
-        value = progress.get(name)
-        if isinstance(example, str):
-            figures[name] = str(value)[:100] if value is not None else None
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            figures[name] = min(max(type(example)(value), type(example)(0)), type(example)(2**62))
-    return Progress.from_dict(figures)
-
-
-def _read_event(line: Mapping[str, Any], now: int) -> tuple[str, int, dict[str, Any]]:
-    at_ms = line.get("at_ms")
-    at_ms = int(at_ms) if isinstance(at_ms, int | float) and 0 < at_ms < 2**53 else now
-    fields = {str(key): value for key, value in line.items() if key not in {"message", "at_ms"}}
-    return str(line.get("message") or ""), at_ms, fields
-
-
-def _sampled(samples: list[list[float]] | None, created_ms: int, now: int, progress: Progress) -> list[list[float]]:
-    """The rows/s curve so far, thinned as the job gets older so that it never holds more than a screen's width."""
-    samples = samples or []
-    spacing = max(1000, (now - created_ms) // _MOST_SAMPLES)
-    if samples and now - samples[-1][0] < spacing:
-        return samples
-    samples = [*samples, [now, progress.rows_done, round(progress.rows_per_second, 1)]]
-    return samples if len(samples) <= _MOST_SAMPLES else samples[::2]

@@ -193,15 +193,14 @@ class JobsService:
         }
 
     def knows_launch_token(self, job_id: str, token: str) -> bool:
-        """Whether this is the token given to the driver launched for the job's current attempt."""
+        """Whether this token was given to the driver we launched, or already holds the claim of an external job."""
         row = self.find(job_id)
         if row is None:
             return False
-        if row.launch_hash is None:
-            # An external job: who claimed it with a key may hand that very claim on to a driver, which has no key.
-            claim = hash_token(claim_token_of(token, job_id, row.attempt))
-            return row.claim_hash is not None and hmac.compare_digest(row.claim_hash, claim)
-        return hmac.compare_digest(row.launch_hash, hash_token(token))
+        launched = row.launch_hash or ""
+        claimed = row.claim_hash or ""
+        claim = hash_token(claim_token_of(token, row.job_id, row.attempt))
+        return hmac.compare_digest(launched, hash_token(token)) or hmac.compare_digest(claimed, claim)
 
     def report_job(self, request: dict[str, Any]) -> dict[str, Any]:
         report = _read(ReportJobRequest, request)
@@ -281,9 +280,8 @@ def _read(kind: type[_Model], request: Mapping[str, Any]) -> _Model:
         found = kind.model_validate(dict(request))
     except ValidationError as error:
         raise InvalidInputError(validation_sentence(error)) from None
-    for name in ("job_id", "idempotency_key", "table", "claim_token", "launch_token"):
-        value = getattr(found, name, None)
-        if isinstance(value, str) and "\0" in value:
+    for name, value in found.__dict__.items():
+        if isinstance(value, str) and "\0" in value:  # PostgreSQL stores no such text
             raise InvalidInputError(f"`{name}` holds a NUL character.")
     return found
 

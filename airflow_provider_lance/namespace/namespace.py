@@ -24,10 +24,10 @@ from airflow_provider_lance.namespace.columns import Columns
 from airflow_provider_lance.namespace.identifiers import check_identifier, table_identifier
 from airflow_provider_lance.namespace.job_requests import JobRequests
 from airflow_provider_lance.namespace.queries import QUERIES, read_query
+from airflow_provider_lance.namespace.refs import Refs
 from airflow_provider_lance.namespace.rows import Rows
 from airflow_provider_lance.namespace.submission import Jobs
 from airflow_provider_lance.namespace.tables import Tables
-from airflow_provider_lance.namespace.tags import Tags
 from airflow_provider_lance.namespace.translation import translated
 from airflow_provider_lance.namespace.tree import Tree
 from airflow_provider_lance.namespace.versions import Versions
@@ -95,7 +95,7 @@ class SparkNamespace(LanceNamespace):
             self._tables,
             Rows(self._catalog, self._tables),
             Versions(self._catalog),
-            Tags(self._catalog),
+            Refs(self._catalog),
             self._columns,
             self._views,
             requests,

@@ -21,6 +21,7 @@ from airflow_provider_lance.namespace.executions import Executions, Launch
 from airflow_provider_lance.namespace.launcher import Driver, Launcher, LaunchError
 from airflow_provider_lance.namespace.processes import ProcessGroup, host_name
 from airflow_provider_lance.namespace.registry import EXTERNAL, Registry, Stage
+from airflow_provider_lance.namespace.servers import Servers
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Supervisor:
     ) -> None:
         self.registry = registry
         self.executions = executions
+        self.servers = Servers(executions.database, executions.server_id, executions.timings)
         self.launcher = launcher
         self.interval = interval
         self._drivers: dict[tuple[str, int], Driver] = {}
@@ -48,7 +50,7 @@ class Supervisor:
     def start(self) -> None:
         me = ProcessGroup.of(os.getpid())
         self._started_ms = now_ms()
-        self.executions.register(host_name(), me.to_dict(), self.launcher.namespace_url)
+        self.servers.register(host_name(), me.to_dict(), self.launcher.namespace_url)
         self._thread.start()
 
     def wake(self) -> None:
@@ -60,7 +62,7 @@ class Supervisor:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
-            self.executions.stop_server()
+            self.servers.stop()
 
     @property
     def drivers(self) -> int:
@@ -84,7 +86,7 @@ class Supervisor:
     def round(self) -> None:
         """Everything once, in the order in which one step makes work for the next."""
         if time.monotonic() >= self._next_renewal:
-            self.executions.renew_server()
+            self.servers.renew()
             self._next_renewal = time.monotonic() + self.executions.timings.server_lease / 4
         self._end_unwanted()
         self._take_over()
@@ -191,12 +193,12 @@ class Supervisor:
     def _take_over(self) -> None:
         """Jobs of servers that are gone: adopt them, with their drivers where those still run on this machine."""
         now = now_ms()
-        for row in self.executions.orphans():
+        for row in self.servers.orphans():
             process = ProcessGroup.from_dict(row.server_process)
             dead_here = process is not None and process.here and not process.leader_alive
             if not (row.server_stopped or dead_here or row.server_lease_until_ms < now):
                 continue
-            if not self.executions.adopt(row):
+            if not self.servers.adopt(row):
                 continue
             log.info("Took over job %s from server %s", row.job_id, row.server_id)
             driver = _known_driver(row) or self.launcher.find(row.job_id, row.attempt)

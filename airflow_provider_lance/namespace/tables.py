@@ -75,7 +75,7 @@ class Tables:
         return model("CreateEmptyTableResponse")(location=place.location, properties=place.properties)
 
     def describe_table(self, request: Any) -> Any:
-        place = self._catalog.locate(request.id, check_declared=True)
+        place = self._catalog.locate(request.id, check_declared=True, properties=True)
         answer = model("DescribeTableResponse")(
             table=request.id[-1],
             namespace=request.id[:-1],
@@ -117,39 +117,56 @@ class Tables:
         mode = read_word("mode", request.mode, ("create", "overwrite"))
         if request.properties:
             raise UnsupportedOperationError("A registered table keeps no properties here; register it without them.")
-        relative = self._catalog.relative(request.location)
+        directory = self._catalog.directory_name(request.location)
         self._catalog.require_namespace(request.id[:-1])
-        place = TablePlace(tuple(request.id), f"{self._catalog.root}/{relative}")
+        place = TablePlace(tuple(request.id), f"{self._catalog.root}/{directory}")
         try:
             self._catalog.open(request.id, place=place)
         except Exception as error:
-            raise InvalidInputError(f"There is no readable Lance table at {relative!r} in this namespace.") from error
+            raise InvalidInputError(f"There is no readable Lance table at {directory!r} in this namespace.") from error
+        self._refuse_alias(place, directory)
         existing = self._catalog.find(request.id)
-        if existing is not None and existing.location != place.location:
-            if mode == "create":
-                raise TableAlreadyExistsError(f"Table {place.name} exists already.")
-            self._catalog.forget(request.id)
-        elif existing is not None and mode == "create" and not self._catalog.in_own_directory(existing):
+        if existing is not None and mode == "create":
             raise TableAlreadyExistsError(f"Table {place.name} exists already.")
-        if existing is None or existing.location != place.location:
-            self._catalog.call("register_table", model("RegisterTableRequest")(id=request.id, location=relative))
-        self._catalog.files(place).delete(_DEREGISTERED)
+        if existing is not None:
+            self._before_move(list(request.id))
+            self._catalog.forget(request.id)
+        self._catalog.call("register_table", model("RegisterTableRequest")(id=request.id, location=directory))
+        if self._catalog.in_own_directory(place):
+            self._catalog.files(place).delete(_DEREGISTERED)
+        elif directory.endswith(".lance"):
+            self._catalog.hide(directory)
         return model("RegisterTableResponse")(location=place.location)
 
+    def _refuse_alias(self, place: TablePlace, directory: str) -> None:
+        """Two names for one directory would drop each other's data."""
+        owner = self._catalog.owner(directory)
+        found = self._catalog.find(owner) if owner and owner != list(place.id) else None
+        in_namespace = found is not None and (len(owner or []) > 1 or self._catalog.is_listed(owner or []))
+        if found is not None and found.location == place.location and in_namespace:
+            raise InvalidInputError(f"{directory!r} is the table {found.name}; rename that, or deregister it first.")
+
     def deregister_table(self, request: Any) -> Any:
-        place = self._catalog.locate(request.id)
+        place = self._catalog.locate(request.id, check_declared=True, properties=True)
         self._before_move(list(request.id))
-        self._catalog.forget(request.id)
+        self._remove(place) if place.only_declared else self._catalog.forget(request.id)
         return model("DeregisterTableResponse")(id=request.id, location=place.location, properties=place.properties)
 
     def drop_table(self, request: Any) -> Any:
-        self._catalog.locate(request.id)
+        place = self._catalog.locate(request.id, check_declared=True, properties=True)
         self._before_move(list(request.id))
-        return self._catalog.call("drop_table", request)
+        self._remove(place)
+        return model("DropTableResponse")(id=request.id, location=place.location, properties=place.properties)
+
+    def _remove(self, place: TablePlace) -> None:
+        if place.only_declared and not self._catalog.files(place).names(""):
+            self._catalog.forget(list(place.id))  # declared at a place of its own: there is no directory yet
+        else:
+            self._catalog.call("drop_table", model("DropTableRequest")(id=list(place.id)))
 
     def rename_table(self, request: Any) -> Any:
         """Move the table's directory to its new name; on object stores there is no such move."""
-        old = self._catalog.locate(request.id, check_declared=True)
+        old = self._catalog.locate(request.id, check_declared=True, properties=True)
         parent = request.id[:-1] if request.new_namespace_id is None else request.new_namespace_id
         new_id = [*check_identifier(parent, "namespace"), *table_identifier([request.new_table_name])]
         if not self._catalog.is_local:
@@ -185,25 +202,36 @@ class Tables:
         if self._catalog.find(table_id) is not None:
             raise TableAlreadyExistsError(f"Table {join_id(table_id)} exists already.")
         if location is None:
-            answer = self._catalog.call(
-                "declare_table", model("DeclareTableRequest")(id=table_id, properties=dict(properties or {}) or None)
-            )
+            request = model("DeclareTableRequest")(id=table_id, properties=dict(properties or {}) or None)
+            try:
+                answer = self._catalog.call("declare_table", request)
+            except TableAlreadyExistsError:
+                raise TableAlreadyExistsError(
+                    f"The place of {join_id(table_id)} is taken: by somebody who was faster, or by the data of a "
+                    "deregistered table. Register that again, or choose another name."
+                ) from None
             return TablePlace(
                 tuple(table_id), plain_location(answer.location), dict(answer.properties or {}), only_declared=True
             )
-        return self._declare_at(table_id, properties, self._catalog.relative(location))
+        return self._declare_at(table_id, properties, self._catalog.directory_name(location))
 
-    def _declare_at(self, table_id: list[str], properties: Mapping[str, str] | None, relative: str) -> TablePlace:
-        place = TablePlace(tuple(table_id), f"{self._catalog.root}/{relative}", dict(properties or {}))
-        if self._catalog.in_own_directory(place):
-            return self.declare(table_id, properties)
+    def _declare_at(self, table_id: list[str], properties: Mapping[str, str] | None, directory: str) -> TablePlace:
+        place = TablePlace(tuple(table_id), f"{self._catalog.root}/{directory}", dict(properties or {}), True)
+        owner = self._catalog.owner(directory)
+        if owner == table_id:
+            made = self.declare(table_id, properties)
+            if made.location == place.location:
+                return made
+            self._catalog.call("drop_table", model("DropTableRequest")(id=table_id))
+        if owner is not None:
+            raise InvalidInputError(f"{directory!r} is the place of another table; choose a name without .lance.")
         if properties:
             raise UnsupportedOperationError(
                 "A table at a location of its own keeps no properties here; declare it without one of the two."
             )
-        if self._catalog.files(place).names("_versions"):
-            raise InvalidInputError(f"There is a Lance table at {relative!r} already; register it instead.")
-        self._catalog.call("register_table", model("RegisterTableRequest")(id=table_id, location=relative))
+        if self._catalog.files(place).names(""):
+            raise InvalidInputError(f"There is something at {directory!r} already; register it if it is a Lance table.")
+        self._catalog.call("register_table", model("RegisterTableRequest")(id=table_id, location=directory))
         return place
 
     def write(

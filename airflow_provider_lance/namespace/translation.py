@@ -39,7 +39,7 @@ _MEANINGS: tuple[tuple[type[LanceNamespaceError], str], ...] = (
     (InvalidInputError, r"already exists in the dataset|Type conflicts between"),
     (InvalidInputError, r"InvalidInput\b|Invalid (user )?input|FieldNotFound|(?i:schema ?error)|sql parser error"),
     (InvalidInputError, r"Error during planning|Failed to (coerce|read IPC stream)|No field named|Arrow error"),
-    (InvalidInputError, r"C Data interface error|File name too long"),
+    (InvalidInputError, r"C Data interface error|Compute error|File name too long"),
     (TableNotFoundError, r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory"),
     (ServiceUnavailableError, r"(?i:timed out|connection (refused|reset)|error sending request|slowdown)"),
 )

@@ -30,6 +30,12 @@ class Tree:
         except NamespaceAlreadyExistsError:
             if mode == "create":
                 raise
+        try:
+            self._catalog.require_namespace(request.id)
+        except NamespaceNotFoundError:
+            raise NamespaceAlreadyExistsError(
+                f"{join_id(request.id)} is a table; a namespace needs another name."
+            ) from None
         if mode == "overwrite":
             self._drop(list(request.id))
             return self._catalog.call("create_namespace", plain)

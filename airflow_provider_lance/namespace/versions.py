@@ -60,7 +60,7 @@ class Versions:
 
     def create_table_version(self, request: Any) -> Any:
         staged = self._check(request)
-        version = staged if not isinstance(staged, _Staged) else self._put(staged)
+        version = self._put(staged) if isinstance(staged, _Staged) else staged
         return model("CreateTableVersionResponse")(version=version)
 
     def batch_create_table_versions(self, request: Any) -> Any:
@@ -177,7 +177,7 @@ class Versions:
             if keeps_record and not self._is_newest(staged):
                 staged.files.delete(staged.record)
             raise
-        return self._completed(request, answer.version)
+        return self._completed(request, answer.version, request.metadata or None)
 
     def _take_back(self, done: Sequence[_Staged], error: LanceNamespaceError) -> None:
         stuck = []
@@ -219,24 +219,28 @@ class Versions:
             raise lost
         final = f"_versions/{found.manifest_path.rpartition('/')[2]}"
         if request.e_tag and request.e_tag == found.e_tag:
-            return self._completed(request, found)  # the file itself was moved into place
+            return self._recorded(request, found)  # the file itself was moved into place
         digest = _digest(files, final)
         if table.exists(path) and _digest(table, path) == digest:
             table.delete(path)  # staged once more
-            return self._completed(request, found)
+            return self._recorded(request, found)
         record = files.read_json(_record_path(request.version, digest))
         if record is not None and record.get("manifest_path") == request.manifest_path:
-            return self._completed(request, found)
+            return self._recorded(request, found)
         raise lost
 
-    def _completed(self, request: Any, version: Any) -> Any:
+    def _recorded(self, request: Any, version: Any) -> Any:
+        self._add_metadata(request, [version])
+        return version
+
+    def _completed(self, request: Any, version: Any, metadata: dict[str, str] | None = None) -> Any:
         if version.timestamp_millis is None:
             describe = model("DescribeTableVersionRequest")(
                 id=request.id, version=version.version, branch=request.branch
             )
             with contextlib.suppress(TableVersionNotFoundError):  # deleted again in this very moment
                 version = self._catalog.call("describe_table_version", describe).version
-        self._add_metadata(request, [version])
+        version.metadata = metadata
         return version
 
     def _staged_content(self, place: TablePlace, request: Any, path: str) -> bytes:

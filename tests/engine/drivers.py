@@ -30,7 +30,7 @@ class Driver:
                 start_new_session=True,
             )
 
-    def wait(self, timeout: float = 90) -> int:
+    def wait(self, timeout: float = 240) -> int:
         """The exit status; everything the driver started is gone afterwards."""
         try:
             self.output = self.process.communicate(timeout=timeout)[0].decode()

@@ -75,6 +75,15 @@ def test_where_fills_only_its_rows_and_keeps_the_others(spark, uri):
     assert_filled(uri)
 
 
+def test_a_where_that_covers_half_a_fragment_leaves_it_stale(spark, uri):
+    backfill(spark, uri, "n", where="id % 2 = 0")
+    assert backfill(spark, uri, "n")["rows_assigned"] == 100
+    assert_filled(uri)
+    # One that covers all live rows makes them fresh.
+    assert backfill(spark, uri, "n", where="id >= 0")["rows_assigned"] == 100
+    assert backfill(None, uri, "n")["rows_assigned"] == 0
+
+
 def test_where_recomputes_rows_that_have_a_value(spark, uri):
     backfill(spark, uri, "n")
     assert backfill(spark, uri, "n", where="id = 7")["rows_assigned"] == 1

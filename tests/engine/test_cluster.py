@@ -91,7 +91,9 @@ def submit(cluster: Cluster, tmp_path: Path, uri: str, **request: object) -> dic
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])["result"]
+    # spark-submit mixes the driver's log into its output.
+    [answer] = [line for line in done.stdout.splitlines() if line.startswith('{"job_id"')]
+    return json.loads(answer)["result"]
 
 
 @pytest.mark.timeout(400)

@@ -142,7 +142,7 @@ def test_another_job_inherits_the_work_of_a_dead_one(spark, tmp_path, uri):
     result = backfill(spark, uri, "n", job_id="alive")
     assert (result["rows_computed"], result["rows_assigned"]) == (0, 100)
     assert_filled(uri)
-    assert not list(Path(uri, "_backfill").rglob("journal-*"))
+    assert_nothing_left(uri)
 
 
 @pytest.mark.soak

@@ -8,8 +8,8 @@ import sys
 import time
 
 from airflow_provider_lance.engine.checkpoint import Part, disjoint, gaps
-from airflow_provider_lance.engine.evaluate import Pace
 from airflow_provider_lance.engine.fill import FlushPolicy
+from airflow_provider_lance.engine.functions import Pace
 from airflow_provider_lance.engine.java import java_environment
 from airflow_provider_lance.engine.jvm import driver_java_options
 from airflow_provider_lance.engine.submit import APPLICATION, submit_command, submit_environment

@@ -22,12 +22,12 @@ from airflow_provider_lance.namespace.submission import JobSubmission
 FAKE_DRIVER = Path(__file__).with_name("fake_driver.py")
 #: The contract's times, shortened to what a test can wait for.
 QUICK = Timings(
-    lease=1.5,
+    lease=3.0,
     heartbeat=0.2,
-    launch=5.0,
-    start_grace=1.5,
+    launch=30.0,
+    start_grace=3.0,
     kill_after_cancel=1.0,
-    server_lease=2.0,
+    server_lease=4.0,
     relaunch_pause=0.05,
 )
 

@@ -21,7 +21,7 @@ from airflow_provider_lance.api.jobs import JobState
 from airflow_provider_lance.namespace.executions import Launch
 from airflow_provider_lance.namespace.jobs import JobsService
 
-from .conftest import submission
+from .conftest import QUICK, submission
 
 
 def launch(service: JobsService, job_id: str) -> Launch:
@@ -162,7 +162,7 @@ class TestClaimAndReport:
         first, second = service.claim_job(request), service.claim_job(request)
         assert first == second
         assert first["spec"]["request"]["column"] == "n"
-        assert (first["lease_seconds"], first["heartbeat_seconds"]) == (1.5, 0.2)
+        assert (first["lease_seconds"], first["heartbeat_seconds"]) == (QUICK.lease, QUICK.heartbeat)
         assert state(service, job_id) == "RUNNING"
 
     def test_only_the_launch_token_of_the_current_attempt_claims(self, service: JobsService) -> None:
@@ -415,9 +415,10 @@ class TestWaitersLease:
         job_id = service.submit(submission(context={"lease-seconds": "1"}))
         report = claimed(service, job_id)
         time.sleep(1.1)
+        assert service.report_job({**report, "seq": 1})["cancel"] is False
         service.supervisor.round()
-        assert service.report_job({**report, "seq": 1})["cancel"] is True
-        service.report_job({**report, "seq": 2, "terminal": {"state": "CANCELLED"}})
+        assert service.report_job({**report, "seq": 2})["cancel"] is True
+        service.report_job({**report, "seq": 3, "terminal": {"state": "CANCELLED"}})
         assert "nobody waits" in service.describe_job({"job_id": job_id})["failure"]["message"]
 
 

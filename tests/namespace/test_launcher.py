@@ -118,9 +118,12 @@ class TestProcessGroups:
     def test_a_group_is_killed_even_after_its_leader_died(self) -> None:
         mark = f"LANCE_TEST_MARK={time.time_ns()}"
         name, _, value = mark.partition("=")
+        script = "sleep 60 & sleep 60 & echo started; wait"
         leader = subprocess.Popen(
-            ["/bin/sh", "-c", "sleep 60 & sleep 60 & wait"], start_new_session=True, env={name: value}
+            ["/bin/sh", "-c", script], start_new_session=True, env={name: value}, stdout=subprocess.PIPE
         )
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == b"started\n"
         group = ProcessGroup.of(leader.pid, mark)
         assert group.leader_alive
         leader.kill()

@@ -77,9 +77,9 @@ class TestObjectStorage:
                 PEOPLE, namespace_client=namespace, table_id=table_id, mode="append", storage_options=s3
             )
             assert namespace.count_table_rows({"id": table_id}).count == 6
-        namespace.declare_table({"id": ["placed"], "location": f"{bucket}/sub/placed.lance"})
+        namespace.declare_table({"id": ["placed"], "location": f"{bucket}/elsewhere"})
         namespace.create_table({"id": ["placed"]}, stream(PEOPLE))
-        assert namespace.describe_table({"id": ["placed"]}).location == f"{bucket}/sub/placed.lance"
+        assert namespace.describe_table({"id": ["placed"]}).location == f"{bucket}/elsewhere"
         namespace.alter_table_add_columns(
             {"id": ["people"], "new_columns": [{"name": "n", "computed": "length(text)"}]}
         )

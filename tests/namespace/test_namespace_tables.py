@@ -128,15 +128,23 @@ class TestDeclare:
         assert (described.version, described.metadata["stable_row_ids"]) == (1, "true")
 
     def test_at_a_location_of_its_own(self, namespace: SparkNamespace, tmp_path: Path) -> None:
-        namespace.declare_table({"id": ["placed"], "location": str(tmp_path / "sub" / "placed.lance")})
+        namespace.declare_table({"id": ["placed"], "location": str(tmp_path / "elsewhere")})
         namespace.create_table({"id": ["placed"]}, stream(PEOPLE))
-        assert namespace.describe_table({"id": ["placed"]}).location == str(tmp_path / "sub" / "placed.lance")
+        assert namespace.describe_table({"id": ["placed"]}).location == str(tmp_path / "elsewhere")
         assert namespace.count_table_rows({"id": ["placed"]}).count == 3
         assert "placed" in namespace.list_tables({}).tables
+        namespace.drop_table({"id": ["placed"]})
+        assert not (tmp_path / "elsewhere").exists()
+        namespace.declare_table({"id": ["placed"], "location": "elsewhere"})
+        namespace.drop_table({"id": ["placed"]})
+        assert namespace.list_tables({}).tables == ["people"]
 
-    @pytest.mark.parametrize("location", ["../x.lance", "/etc/x.lance", "s3://b/x", "a/../../x", "", "__manifest/x"])
+    @pytest.mark.parametrize(
+        "location",
+        ["../x", "/etc/x", "s3://b/x", "a/../../x", "", "__manifest", "a/b", "..", "people.lance", "other.lance"],
+    )
     def test_nowhere_else(self, namespace: SparkNamespace, location: str) -> None:
-        with pytest.raises(InvalidInputError, match="location"):
+        with pytest.raises(InvalidInputError, match=r"location|place of another"):
             namespace.declare_table({"id": ["out"], "location": location})
 
     def test_lance_writes_a_declared_table_through_the_namespace(self, namespace: SparkNamespace) -> None:
@@ -181,12 +189,23 @@ class TestDescribe:
 
 class TestRegister:
     def test_a_table_below_the_root_under_another_name(self, namespace: SparkNamespace, tmp_path: Path) -> None:
-        lance.write_dataset(PEOPLE, tmp_path / "archive" / "old.lance")
-        namespace.register_table({"id": ["history"], "location": "archive/old.lance"})
+        lance.write_dataset(PEOPLE, tmp_path / "archive-old")
+        namespace.register_table({"id": ["history"], "location": "archive-old"})
         assert namespace.count_table_rows({"id": ["history"]}).count == 3
-        assert namespace.describe_table({"id": ["history"]}).location == str(tmp_path / "archive" / "old.lance")
+        assert namespace.describe_table({"id": ["history"]}).location == str(tmp_path / "archive-old")
         with pytest.raises(TableAlreadyExistsError):
-            namespace.register_table({"id": ["history"], "location": "archive/old.lance"})
+            namespace.register_table({"id": ["history"], "location": "archive-old"})
+
+    def test_one_directory_has_one_name(self, namespace: SparkNamespace, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInputError, match="is the table people"):
+            namespace.register_table({"id": ["alias"], "location": "people.lance"})
+        lance.write_dataset(PEOPLE, tmp_path / "foreign.lance")
+        namespace.register_table({"id": ["named"], "location": "foreign.lance"})
+        assert namespace.list_tables({}).tables == ["named", "people"]
+        namespace.insert_into_table({"id": ["named"]}, stream(PEOPLE))
+        assert namespace.count_table_rows({"id": ["named"]}).count == 6
+        namespace.drop_table({"id": ["named"]})
+        assert not (tmp_path / "foreign.lance").exists()
 
     def test_only_what_is_there(self, namespace: SparkNamespace) -> None:
         with pytest.raises(InvalidInputError, match="no readable Lance table"):
@@ -200,9 +219,16 @@ class TestRegister:
         with pytest.raises(TableNotFoundError):
             namespace.describe_table({"id": ["people"]})
         assert (tmp_path / "people.lance").exists()
+        with pytest.raises(TableAlreadyExistsError, match="deregistered"):
+            namespace.create_table({"id": ["people"]}, stream(PEOPLE))
         namespace.register_table({"id": ["people"], "location": "people.lance"})
         assert namespace.count_table_rows({"id": ["people"]}).count == 3
         assert namespace.list_tables({}).tables == ["people"]
+
+    def test_a_declared_table_is_forgotten_whole(self, namespace: SparkNamespace) -> None:
+        namespace.declare_table({"id": ["later"]})
+        namespace.deregister_table({"id": ["later"]})
+        namespace.create_table({"id": ["later"]}, stream(PEOPLE))
 
 
 class TestRename:
@@ -270,6 +296,12 @@ class TestNamespaces:
         namespace.create_namespace({"id": ["team"], "mode": "Overwrite", "properties": {"a": "3"}})
         assert namespace.describe_namespace({"id": ["team"]}).properties == {"a": "3"}
         assert namespace.list_tables({"id": ["team"]}).tables == []
+
+    @pytest.mark.parametrize("mode", ["create", "exist_ok", "overwrite"])
+    def test_a_tables_name_is_taken(self, namespace: SparkNamespace, mode: str) -> None:
+        with pytest.raises(NamespaceAlreadyExistsError):
+            namespace.create_namespace({"id": ["people"], "mode": mode})
+        assert namespace.count_table_rows({"id": ["people"]}).count == 3
 
     def test_drop_modes(self, namespace: SparkNamespace) -> None:
         namespace.drop_namespace({"id": ["none"], "mode": "Skip"})
@@ -384,6 +416,38 @@ def test_branches_tags_indices_and_statistics_pass_through(namespace: SparkNames
     assert namespace.list_table_tags({"id": ["people"]}).tags["v"].version == 2
     namespace.drop_table_index({"id": ["people"], "index_name": "id_idx"})
     namespace.delete_table_branch({"id": ["people"], "name": "trial"})
+
+
+def test_a_branch_honours_what_it_is_asked_for(namespace: SparkNamespace) -> None:
+    branch = {"id": ["people"], "branch": "trial"}
+    namespace.create_table_branch({"id": ["people"], "name": "trial"})
+    namespace.insert_into_table(branch, stream(PEOPLE))
+    namespace.create_table_tag({**branch, "tag": "tried", "version": 2})
+    assert namespace.list_table_tags({"id": ["people"]}).tags["tried"].branch == "trial"
+    namespace.update_table_tag({**branch, "tag": "tried", "version": 1})
+    assert namespace.update_table({**branch, "predicate": "id = 1", "updates": [["text", "'x'"]]}).updated_rows == 2
+    assert namespace.delete_from_table({**branch, "predicate": "id = 2"}).num_deleted_rows == 2
+    merged = namespace.merge_insert_into_table(
+        {**branch, "on": ["id"], "when_not_matched_insert_all": True}, stream(PEOPLE)
+    )
+    assert merged.num_inserted_rows == 1
+    namespace.alter_table_drop_columns({**branch, "columns": ["text"]})
+    assert namespace.count_table_rows({**branch, "predicate": "id = 2"}).count == 1
+    main = namespace.describe_table({"id": ["people"]})
+    assert (main.version, len(main.var_schema.fields)) == (1, 2), "main is as it was"
+    for name, fields in {
+        "query_table": {"k": 1},
+        "list_table_indices": {},
+        "create_table_scalar_index": {"column": "id", "index_type": "BTREE"},
+        "update_table_schema_metadata": {"metadata": {"a": "b"}},
+        "alter_table_alter_columns": {"alterations": [{"path": "id", "rename": "x"}]},
+    }.items():
+        with pytest.raises(UnsupportedOperationError, match="main branch only"):
+            getattr(namespace, name)({**branch, **fields})
+    with pytest.raises(TableBranchNotFoundError):
+        namespace.create_table_branch({"id": ["people"], "name": "second", "from_branch": "none"})
+    with pytest.raises(TableVersionNotFoundError):
+        namespace.create_table_branch({"id": ["people"], "name": "second", "from_version": 99})
 
 
 def test_schema_and_field_metadata(namespace: SparkNamespace) -> None:

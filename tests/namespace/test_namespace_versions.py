@@ -318,12 +318,12 @@ class TestRaces:
         assert made.metadata["path"] in {request["manifest_path"] for request in requests}
 
     def test_between_processes(self, namespace: SparkNamespace, tmp_path: Path) -> None:
-        requests = [stage(namespace) for _ in range(3)]
+        requests = [stage(namespace) for _ in range(2)]
         # Lance is not fork-safe: each contender is a fresh interpreter, and so a server of its own.
         context = multiprocessing.get_context("spawn")
-        with context.Pool(3) as pool:
-            outcomes = pool.map(_contend, [(str(tmp_path), request) for request in requests], chunksize=1)
-        assert sorted(outcomes) == ["lost"] * 2 + ["won"]
+        with context.Pool(2, _prepare, (str(tmp_path), context.Barrier(2))) as pool:
+            outcomes = pool.map(_contend, requests, chunksize=1)
+        assert sorted(outcomes) == ["lost", "won"]
         assert rows(namespace) == 6
 
     def test_writers_that_retry_lose_no_row(self, namespace: SparkNamespace) -> None:
@@ -348,6 +348,15 @@ def _outcome(namespace: SparkNamespace, request: dict[str, Any]) -> str:
     return "won"
 
 
-def _contend(arguments: tuple[str, dict[str, Any]]) -> str:
-    root, request = arguments
-    return _outcome(SparkNamespace(root=root), request)
+_contender: tuple[SparkNamespace, Any]
+
+
+def _prepare(root: str, start: Any) -> None:
+    global _contender
+    _contender = SparkNamespace(root=root), start
+
+
+def _contend(request: dict[str, Any]) -> str:
+    namespace, start = _contender
+    start.wait(60)
+    return _outcome(namespace, request)

@@ -273,6 +273,7 @@ class TestKeys:
         claim = {"job_id": job_id, "attempt": 1, "launch_token": "chosen by me, at random"}
         assert server.post("/v1/jobs/claim", claim).status_code == 401
         token = server.post("/v1/jobs/claim", claim, headers=headers).json()["claim_token"]
+        assert server.post("/v1/jobs/claim", claim).json()["claim_token"] == token  # from now on the token is enough
         bearer = {"authorization": f"Bearer {token}"}
         assert server.post("/v1/table/people/describe", headers=bearer).status_code == 200
         assert server.post("/v1/jobs/cancel", {"job_id": job_id}, headers=bearer).status_code == 403

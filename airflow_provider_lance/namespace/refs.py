@@ -1,7 +1,7 @@
-"""Tags: names for versions, of main and of branches.
+"""Tags and branches: names for versions, of main and of branches.
 
-pylance's namespace looks for a tag's version on main whatever branch the request names. Methods are operations of the
-wire by name.
+pylance's namespace looks for a tag's version on main whatever branch the request names, and calls a missing source of
+a branch its own fault. Methods are operations of the wire by name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from airflow_provider_lance.api.models import model
 from airflow_provider_lance.namespace.catalog import Catalog, names_branch
 
 
-class Tags:
-    """The tags that point to a branch; those of main are pylance's."""
+class Refs:
+    """Tags that point to a branch, and what a new branch starts from; the rest is pylance's."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -37,3 +37,7 @@ class Tags:
             raise TableTagNotFoundError(f"There is no tag {request.tag!r}.")
         dataset.tags.update(request.tag, (request.branch, request.version))
         return model("UpdateTableTagResponse")()
+
+    def create_table_branch(self, request: Any) -> Any:
+        self._catalog.open(request.id, branch=request.from_branch, version=request.from_version)
+        return self._catalog.call("create_table_branch", request)
