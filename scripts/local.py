@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
+from airflow_provider_lance.namespace.processes import find_processes
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -123,11 +124,10 @@ class Local:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To every process that inherited our mark: Spark drivers live in sessions of their own, by design."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, ValueError):
-                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(folder.name), number)
+        """To everything we started: Spark drivers live in sessions of their own, by design, but inherit our mark."""
+        for pid in list(find_processes(self._mark, {child.pid for child in self.children})):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
         for child in self.children:  # where there is no /proc
             with contextlib.suppress(OSError):
                 os.killpg(child.pid, number)

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -100,17 +100,29 @@ class ProcessGroup:
 
 def find_group(mark: str) -> ProcessGroup | None:
     """The group of a living process that carries this mark, for a group whose start nobody could write down."""
+    for pid in find_processes(mark):
+        fields = _stat(pid)
+        if fields is not None:
+            return ProcessGroup.of(int(fields[2]), mark)
+    return None
+
+
+def find_processes(mark: str, sessions: Collection[int] = ()) -> Iterator[int]:
+    """Living processes that carry this mark in their environment, or belong to one of these sessions.
+
+    Airflow's processes give themselves a title, which overwrites the environment the system shows: only their
+    session still tells whose they are.
+    """
     wanted = mark.encode() + b"\0"
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
         fields = _stat(int(entry.name)) if entry.name.isdigit() else None
         if fields is None or fields[0] in "ZX":
             continue
         try:
-            if wanted in (entry / "environ").read_bytes():
-                return ProcessGroup.of(int(fields[2]), mark)
+            if int(fields[3]) in sessions or wanted in (entry / "environ").read_bytes():
+                yield int(entry.name)
         except OSError:
             continue
-    return None
 
 
 @cache

@@ -18,6 +18,8 @@ from typing import Any
 
 import httpx
 
+from airflow_provider_lance.namespace.processes import find_processes
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -115,16 +117,13 @@ class Standalone:
         return child
 
     def processes(self, words: str = "") -> list[int]:
-        """Our processes, by the home in their environment; those with ``words`` in their command line or title."""
+        """Our processes, by their session or the home in their environment; those with ``words`` in their command line or title."""
         found = []
-        mark = f"AIRFLOW_HOME={self.home}\0".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, ValueError):
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if state == "Z" or mark not in (entry / "environ").read_bytes() + b"\0":
-                    continue
-                if words in (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                    found.append(int(entry.name))
+        for pid in find_processes(f"AIRFLOW_HOME={self.home}", {child.pid for child in self.children}):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                if words in command.decode(errors="replace"):
+                    found.append(pid)
         return found
 
     # The REST API
