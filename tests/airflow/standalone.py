@@ -117,7 +117,7 @@ class Standalone:
         return child
 
     def processes(self, words: str = "") -> list[int]:
-        """Our processes, by their session or the home in their environment; those with ``words`` in their command line or title."""
+        """Our processes, by session or by the home in their environment; those with ``words`` in their title."""
         found = []
         for pid in find_processes(f"AIRFLOW_HOME={self.home}", {child.pid for child in self.children}):
             with contextlib.suppress(OSError):
