@@ -52,6 +52,7 @@ def test_only_outlets_of_the_same_table_are_found():
 
 
 def test_openlineage_speaks_of_the_same_table():
+    pytest.importorskip("openlineage.client")
     dataset = convert_asset_to_openlineage(create_asset(authority="prod", table_id=["a", "b"]), None)
     assert dataset is not None
     assert (dataset.namespace, dataset.name) == ("lance://prod", "a/b")
@@ -82,6 +83,7 @@ class DescribingHook:
 
 
 def test_column_lineage_of_views_and_backfills():
+    pytest.importorskip("airflow.providers.openlineage")
     from airflow_provider_lance.operators.lineage import computed_inputs, lineage_facets, view_lineage, view_source
 
     hook: Any = DescribingHook()
