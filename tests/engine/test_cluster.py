@@ -28,6 +28,12 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Path] = []
+        self.url = ""
+
+    def wait(self) -> None:
+        """Start everything and wait until both workers are known to the master."""
+        folder = self.folder
         master = self.start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0")
         self.url = self.find(master, r"Starting Spark master at (spark://\S+)")
         self.workers = [
@@ -74,8 +80,11 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path):
     cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.stop()
+    try:
+        cluster.wait()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 def submit(cluster: Cluster, tmp_path: Path, uri: str, **request: object) -> dict[str, object]:
