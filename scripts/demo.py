@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from local import Local, fail
+from local import Local, fail, stop_on_signals
 
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.wire import Wire
@@ -49,6 +49,7 @@ def main() -> None:
     rows = os.environ.get("ROWS", "1000000")
     if not rows.isdigit() or int(rows) < 1000:
         fail(f"ROWS is {rows!r}; give a whole number of at least 1000, as in: make demo ROWS=200000")
+    stop_on_signals()
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     began = time.monotonic()

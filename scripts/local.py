@@ -29,6 +29,12 @@ def fail(sentence: str) -> NoReturn:
     raise SystemExit(1)
 
 
+def stop_on_signals() -> None:
+    """Ctrl-C and SIGTERM end us the same way, also where a shell started us with interrupts ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,13 +1,13 @@
 """``make ui``: the embedded namespace and ``airflow standalone`` with our DAGs, connections and demo data in place.
 
-Prints both addresses; one Ctrl-C stops every process it started. Data stays in ``.ui/`` for the next time.
+Prints both addresses; one Ctrl-C stops every process it started. Data stays in ``.ui/`` (or ``$LANCE_UI_FOLDER``) for
+the next time.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import sys
 import time
 import urllib.error
@@ -18,17 +18,17 @@ from typing import Any
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
-from local import HERE, Local, fail, free_port
+from local import HERE, Local, fail, free_port, stop_on_signals
 
 from airflow_provider_lance.api.client import LanceClient
 
-FOLDER = HERE / ".ui"
+FOLDER = Path(os.environ.get("LANCE_UI_FOLDER") or HERE / ".ui")
 console = Console()
 
 
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    stop_on_signals()
     with Local(FOLDER) as local:
         with console.status("Starting the namespace …"):
             local.start_namespace()
