@@ -112,8 +112,8 @@ def test_the_trigger_form_rejects_accepts_and_leads_to_the_job(ui: dict[str, str
     logs = api.get(f"/api/v2/dags/lance_backfill/dagRuns/{wrong}/taskInstances/check/logs/1").text
     assert "There is no table 'artikles'. Near names: articles" in logs.replace('\\"', '"')
     assert ended(right) == "success"
-    page.goto(f"{ui['airflow']}/dags/lance_backfill/runs/{right}/tasks/backfill")
-    link = page.get_by_role("link", name=re.compile("lance", re.IGNORECASE)).and_(page.locator("[href*='/ui/jobs/']"))
-    page.goto(link.first.get_attribute("href"))
+    page.goto(f"{ui['airflow']}/dags/lance_backfill/runs/{right}/tasks/backfill/details")
+    link = page.locator("a[href*='/ui/jobs/']").filter(has_text="Lance job").first
+    page.goto(link.get_attribute("href"))
     page.get_by_text("DONE", exact=True).first.wait_for()
     page.get_by_text("20,000 of 20,000").wait_for()
