@@ -18,7 +18,7 @@ ui: venv         ## Airflow's UI and the job pages with everything in place
 	@$(PY) scripts/ui.py
 
 test: lint       ## lint and every test; what CI runs
-	@$(PY) -m pytest tests -n 2 --dist loadgroup
+	@$(PY) -m pytest tests
 
 soak: venv       ## the long runs: kills, random histories, deployments
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest tests -m "soak or not soak" --timeout 3600
