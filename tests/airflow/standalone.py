@@ -166,6 +166,15 @@ class Standalone:
 
         eventually(reached, seconds, f"{dag_id}.{task_id} to be {state}")
 
+    def wait_deferred(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Until the task is deferred and its worker process has gone.
+
+        That process lives up to a heartbeat (5 s) longer than the deferral. If the task is queued again before, the
+        scheduler takes the old process's end for the new one's: Airflow's own race, not what these tests are about.
+        """
+        self.wait_state(dag_id, run_id, task_id, "deferred")
+        time.sleep(7)
+
     def wait_run(self, dag_id: str, run_id: str, state: str, seconds: float = 60) -> None:
         def reached() -> bool:
             return any(run["dag_run_id"] == run_id and run["state"] == state for run in self.runs(dag_id))

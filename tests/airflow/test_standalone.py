@@ -69,7 +69,7 @@ def test_a_deferred_task_shows_its_job_and_returns_its_result(airflow: Standalon
     run = airflow.trigger("deferred", column="embedding")
     job = next_job(server, known)
     assert job.body["column"] == "embedding"
-    airflow.wait_state("deferred", run, "fill", "deferred")
+    airflow.wait_deferred("deferred", run, "fill")
     assert airflow.xcom("deferred", run, "fill", "job_id") == job.job_id
     assert airflow.links("deferred", run, "fill")["Lance job"] == f"{server.url}/ui/jobs/{job.job_id}"
     server.finish(job.job_id, result={"rows_assigned": 3, "published_version": 9})
@@ -81,7 +81,7 @@ def test_marking_a_deferred_task_failed_cancels_its_job(airflow: Standalone, ser
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
-    airflow.wait_state("deferred", run, "fill", "deferred")
+    airflow.wait_deferred("deferred", run, "fill")
     eventually(lambda: any(job.job_id in body.get("job_ids", []) for _, _, body in server.requests), 30, "a look")
     airflow.mark("deferred", run, "fill", "failed")
     server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
@@ -100,10 +100,11 @@ def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: S
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     old = next_job(server, known)
-    airflow.wait_state("deferred", run, "fill", "deferred")
+    airflow.wait_deferred("deferred", run, "fill")
     airflow.clear("deferred", run, "fill")
     new = next_job(server, known + 1)
     assert server.jobs[old.job_id].state == "CANCELLED", "the old one ended before the new one began"
+    airflow.wait_deferred("deferred", run, "fill")
     server.finish(new.job_id, result={"rows_assigned": 1, "published_version": 2})
     airflow.wait_state("deferred", run, "fill", "success")
     assert airflow.xcom("deferred", run, "fill")["job_id"] == new.job_id
@@ -112,6 +113,7 @@ def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: S
     airflow.wait_run("deferred", run, "success")
     airflow.clear("deferred", run, "fill")
     third = next_job(server, known + 2)
+    airflow.wait_deferred("deferred", run, "fill")
     server.finish(third.job_id, result={"rows_assigned": 1, "published_version": 3})
     airflow.wait_state("deferred", run, "fill", "success")
 
@@ -160,7 +162,7 @@ def test_a_triggerer_that_dies_leaves_the_wait_to_the_next(airflow: Standalone, 
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
-    airflow.wait_state("deferred", run, "fill", "deferred")
+    airflow.wait_deferred("deferred", run, "fill")
     kill_all(airflow, "triggerer")
     time.sleep(3)
     assert server.jobs[job.job_id].state == "QUEUED", "a dead triggerer cancels nothing"
@@ -187,7 +189,7 @@ def test_a_scheduler_that_dies_ends_no_job(airflow: Standalone, server: JobsServ
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
-    airflow.wait_state("deferred", run, "fill", "deferred")
+    airflow.wait_deferred("deferred", run, "fill")
     kill_all(airflow, "scheduler")
     time.sleep(2)
     airflow.start("scheduler")
@@ -215,7 +217,7 @@ def test_the_log_of_a_deferred_task_tells_its_job(airflow: Standalone, server: J
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
-    airflow.wait_state("deferred", run, "fill", "deferred")
+    airflow.wait_deferred("deferred", run, "fill")
     progressed = time.monotonic()
     server.finish(job.job_id, state="RUNNING", progress={"phase": "compute", "fragments_done": 1, "fragments_total": 2})
     looks = lambda: sum(job.job_id in body.get("job_ids", []) for at, _, body in server.requests if at > progressed)  # noqa: E731
