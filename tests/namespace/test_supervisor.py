@@ -113,8 +113,7 @@ def test_a_cancel_stops_the_driver_with_all_its_processes(server: ServerProcess,
         server.post("/v1/jobs/cancel", {"job_id": job_id})
         job = server.wait_for_end(job_id)
         assert job["job_state"] == "CANCELLED"
-        # The deaf one never ends by itself: the limit is against hanging, a busy machine's seconds are not the promise.
-        assert time.monotonic() - began < QUICK.kill_after_cancel + 15
+        assert time.monotonic() - began < QUICK.kill_after_cancel + 3
         wait_until(lambda group=group: not group.alive, 15)
     assert server.job(polite)["result"]["rows_assigned"] >= 0
     assert "Cancelled by request" in server.job(deaf)["failure"]["message"]
