@@ -311,9 +311,12 @@ class _Backfill:
     def _resume(self) -> None:
         """Take over what an earlier attempt of this very job committed."""
         marker = self.files.read_json(self._marker)
-        if not isinstance(marker, dict) or marker.get("job_id") != self.context.job_id:
+        if isinstance(marker, dict) and marker.get("job_id") == self.context.job_id:
+            self.source_version = int(marker["source_version"])
+        elif self.record.job is not None and self.record.job[0] == self.context.job_id:
+            self.source_version = self.record.job[1]
+        else:
             return
-        self.source_version = int(marker["source_version"])
         self.published.recall(self.table, self._open(), self.source_version, self.context.job_id)
         if self.published.fragments:
             earlier = self.published.fragments
@@ -324,6 +327,8 @@ class _Backfill:
         self.record.follow(self.table, head, self._open)
         if self.published.version is not None or self.record.version - self.saved_version > 50:
             self.record.prune(head)
+            if self.published.version is not None:
+                self.record.job = (self.context.job_id, self.source_version)
             save_record(self.files, self.folder, self.record)
         faults.reach("record-saved")
         if plan.fragments or self.left_behind:

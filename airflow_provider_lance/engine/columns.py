@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError
-
 from airflow_provider_lance.engine.expressions import (
     check_expression,
     expression_inputs,
@@ -21,6 +19,7 @@ from airflow_provider_lance.engine.expressions import (
     find_field,
     parse_path,
 )
+from airflow_provider_lance.engine.refusals import invalid
 from airflow_provider_lance.engine.udf import BACKENDS, ErrorPolicy, UdfEnvelope, UdfError
 
 if TYPE_CHECKING:
@@ -73,30 +72,30 @@ class ColumnRule:
 
 
 def column_rule(schema: pa.Schema, column: str) -> ColumnRule:
-    """The rule of ``column``, or :class:`InvalidInputError` with the reason it cannot be filled by this engine."""
+    """The rule of ``column``, or ``InvalidInputError`` with the reason it cannot be filled by this engine."""
     field = find_field(schema, column)
     segments = parse_path(column)
     if len(segments) > 1:
-        raise InvalidInputError(
+        raise invalid(
             f"{column!r} is inside a struct; Lance cannot replace part of a struct's file. Backfill a top-level column."
         )
     metadata = _text_metadata(field)
     if metadata.get(COMPUTED) == "true":
         kind = metadata.get(COMPUTED_KIND, "sql")
         if kind != "sql":
-            raise InvalidInputError(
+            raise invalid(
                 f"Column {column!r} is computed by {kind!r}; this engine fills SQL expressions and its own functions. "
                 "The column is left alone."
             )
         expression = metadata.get(COMPUTED_EXPRESSION)
         if not expression:
-            raise InvalidInputError(f"Column {column!r} says it is computed but carries no {COMPUTED_EXPRESSION}")
+            raise invalid(f"Column {column!r} says it is computed but carries no {COMPUTED_EXPRESSION}")
         inputs = metadata.get(COMPUTED_INPUTS)
         found = tuple(json.loads(inputs)) if inputs else expression_inputs(schema, expression)
         return ColumnRule(targets=(field.name,), inputs=found, expression=expression)
     if metadata.get(VIRTUAL) == "true":
         return _virtual_rule(schema, field.name, metadata)
-    raise InvalidInputError(
+    raise invalid(
         f"Column {column!r} has no rule: it was declared neither as a computed nor as a virtual column, so there is "
         "nothing to backfill it with."
     )
@@ -106,11 +105,11 @@ def _virtual_rule(schema: pa.Schema, column: str, metadata: Mapping[str, str]) -
     try:
         definition = json.loads(metadata[VIRTUAL_DEFINITION])
     except (KeyError, ValueError) as error:
-        raise InvalidInputError(f"Column {column!r} has no readable {VIRTUAL_DEFINITION}: {error!r}") from None
+        raise invalid(f"Column {column!r} has no readable {VIRTUAL_DEFINITION}: {error!r}") from None
     try:
         envelope = UdfEnvelope.decode(definition.get("udf_backend"), definition.get("udf", ""))
     except UdfError as error:
-        raise InvalidInputError(f"Column {column!r}: {error}") from error
+        raise invalid(f"Column {column!r}: {error}") from error
     for path in definition["input_columns"]:
         find_field(schema, path)
     group = metadata.get(VIRTUAL_GROUP)
@@ -137,7 +136,7 @@ def computed_field(schema: pa.Schema, name: str, expression: str) -> pa.Field:
     check_expression(schema, expression)
     inputs = expression_inputs(schema, expression)
     if any(parse_path(path)[0] == name for path in inputs):
-        raise InvalidInputError(f"Column {name!r} cannot be computed from itself")
+        raise invalid(f"Column {name!r} cannot be computed from itself")
     return pa.field(
         name,
         expression_type(schema, expression),
@@ -159,25 +158,25 @@ def virtual_fields(schema: pa.Schema, entry: Mapping[str, Any]) -> list[pa.Field
     definition = {key: value for key, value in entry.items() if value is not None}
     outputs = definition.get("outputs") or []
     if not outputs:
-        raise InvalidInputError("A virtual column needs at least one output")
+        raise invalid("A virtual column needs at least one output")
     for path in definition.get("input_columns") or []:
         find_field(schema, path)
     if definition.get("udf_backend") in BACKENDS:
         try:
             UdfEnvelope.decode(definition["udf_backend"], definition.get("udf", ""))
         except UdfError as error:
-            raise InvalidInputError(f"The virtual column's function: {error}") from error
+            raise invalid(f"The virtual column's function: {error}") from error
     text = json.dumps(definition, sort_keys=True)
     group = hashlib.sha256(text.encode()).hexdigest()[:32]
     fields = []
     for output in outputs:
         if output.get("nullable") is False:
-            raise InvalidInputError(f"Output {output['column']!r} must be nullable: the column starts out all null")
+            raise invalid(f"Output {output['column']!r} must be nullable: the column starts out all null")
         stated = {"name": output["column"], "type": output["data_type"], "nullable": True}
         try:
             kind = json_to_schema({"fields": [stated]}).field(0).type
         except (ValueError, TypeError, OSError) as error:
-            raise InvalidInputError(f"Output {output['column']!r} has no readable data_type: {error}") from None
+            raise invalid(f"Output {output['column']!r} has no readable data_type: {error}") from None
         metadata = {**(definition.get("field_metadata") or {}), **(output.get("metadata") or {})}
         metadata |= {
             VIRTUAL: "true",

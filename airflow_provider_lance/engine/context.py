@@ -53,7 +53,7 @@ class Reporter(Protocol):
 
 
 class SilentReporter:
-    """A reporter for jobs nobody watches: tests and ``--spec`` runs without a terminal."""
+    """A reporter for jobs nobody watches."""
 
     def __init__(self) -> None:
         self.latest = Progress()

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from airflow_provider_lance.engine.select_statement import quote
 from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.worker import settle
 
 if TYPE_CHECKING:
     import lance
@@ -125,6 +126,7 @@ class LanceReader(DataSourceReader):
         assert isinstance(partition, FragmentGroup)
         if not partition.fragments:
             return
+        settle()
         dataset = self.source.table.open(self.source.version)
         schema = spark_schema(self.source.schema)
         same = schema.equals(self.source.schema)

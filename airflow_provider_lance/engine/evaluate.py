@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.expressions import format_path, parse_path
-from airflow_provider_lance.engine.functions import BATCH_ROWS, Chunk, Function, Pace, RowFailure, split
+from airflow_provider_lance.engine.functions import BATCH_ROWS, Chunk, Function, Pace, RowFailure, Scanned, split
 from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.udf import ErrorPolicy
 
@@ -46,7 +46,7 @@ def chunks(
 
     ``schema`` has the target columns in the rule's order. No chunk has more rows than ``pace`` allows.
     """
-    stretch = _Stretch(table, fragment, where)
+    stretch = _Stretch(table, fragment, where, reads_columns=bool(rule.inputs))
     if rule.expression is not None:
         yield from _sql(stretch, rule, schema, policy, start, stop, pace.limit, threads)
         return
@@ -114,7 +114,9 @@ def ordered(function: Callable[[Any], Chunk], batches: Iterable[Any], threads: i
 class _Stretch:
     """Scans parts of a fragment by physical row."""
 
-    def __init__(self, table: TableRef, fragment: LanceFragment, where: str | None) -> None:
+    def __init__(self, table: TableRef, fragment: LanceFragment, where: str | None, *, reads_columns: bool) -> None:
+        # Where every physical row is read, in order, Lance need not say which ones they are.
+        self._every = reads_columns and where is None and not fragment.num_deletions
         self.table = table
         self.fragment = fragment
         self.where = where
@@ -123,27 +125,34 @@ class _Stretch:
 
     def scan(
         self, columns: list[str] | dict[str, str], start: int, stop: int, *, rows: int = BATCH_ROWS, readahead: int = 8
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[Scanned]:
+        import numpy as np
+
         options: dict[str, Any] = {"filter": self.where}
         if (start, stop) != (0, self.fragment.physical_rows):
             if self.where is None:
                 # Pushed down by Lance, unlike a filter; but it counts live rows only.
                 first, last = self._live_index(start), self._live_index(stop)
                 if first == last:
-                    return iter(())
+                    return
                 options = {"offset": first, "limit": last - first}
             else:
                 low, high = self._base + start, self._base + stop
                 options = {"filter": f"({self.where}) AND _rowaddr >= {low} AND _rowaddr < {high}"}
         scanner = self.fragment.scanner(
             columns=columns,
-            with_row_address=True,
+            with_row_address=not self._every,
             batch_size=rows,
             batch_readahead=readahead,
             blob_handling="all_binary",
             **options,
         )
-        return iter(scanner.to_batches())
+        for batch in scanner.to_batches():
+            if self._every:
+                yield Scanned(np.arange(start, start + batch.num_rows), batch)
+                start += batch.num_rows
+            else:
+                yield Scanned(*split(batch))
 
     def _live_index(self, row: int) -> int:
         """How many live rows come before a physical row."""
@@ -178,10 +187,9 @@ def _sql(
     while position < stop:
         try:
             for batch in stretch.scan(columns, position, stop, rows=rows, readahead=max(8, threads)):
-                offsets, values = split(batch)
-                if len(offsets):
-                    yield Chunk(offsets, _typed(values, schema))
-                    position = int(offsets[-1]) + 1
+                if len(batch.offsets):
+                    yield Chunk(batch.offsets, _typed(batch.values, schema))
+                    position = int(batch.offsets[-1]) + 1
             return
         except ValueError as error:
             if not _is_evaluation_error(error):
@@ -198,10 +206,9 @@ def _isolate(
     import pyarrow as pa
 
     try:
-        batches = [split(batch) for batch in stretch.scan(columns, start, stop)]
-        for offsets, values in batches:
-            if len(offsets):
-                yield Chunk(offsets, _typed(values, schema))
+        for batch in list(stretch.scan(columns, start, stop)):
+            if len(batch.offsets):
+                yield Chunk(batch.offsets, _typed(batch.values, schema))
         return
     except ValueError as error:
         if not _is_evaluation_error(error):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
+from airflow_provider_lance.engine.refusals import invalid, no_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,13 +30,13 @@ def parse_path(path: str) -> list[str]:
     while True:
         found = _PATH_SEGMENT.match(path, position)
         if not found:
-            raise InvalidInputError(f"{path!r} is not a field path; quote names with special characters in backticks")
+            raise invalid(f"{path!r} is not a field path; quote names with special characters in backticks")
         segments.append(found[1].replace("``", "`") if found[1] else found[2])
         position = found.end()
         if position == len(path):
             return segments
         if path[position] != ".":
-            raise InvalidInputError(f"{path!r} is not a field path: unexpected {path[position]!r}")
+            raise invalid(f"{path!r} is not a field path: unexpected {path[position]!r}")
         position += 1
 
 
@@ -47,7 +47,7 @@ def format_path(segments: Sequence[str]) -> str:
 
 
 def find_field(schema: pa.Schema, path: str) -> pa.Field:
-    """The field a path names; :class:`TableColumnNotFoundError` says what is there instead."""
+    """The field a path names; ``TableColumnNotFoundError`` says what is there instead."""
     segments = parse_path(path)
     fields = {field.name: field for field in schema}
     found = None
@@ -55,7 +55,7 @@ def find_field(schema: pa.Schema, path: str) -> pa.Field:
         if name not in fields:
             where = f" in {format_path(segments[:depth])}" if depth else ""
             there = ", ".join(sorted(fields)) or "nothing"
-            raise TableColumnNotFoundError(f"There is no column {path!r}: {name!r} is not{where}, which has {there}")
+            raise no_column(f"There is no column {path!r}: {name!r} is not{where}, which has {there}")
         found = fields[name]
         kind = found.type
         fields = {kind.field(i).name: kind.field(i) for i in range(kind.num_fields)} if _is_struct(kind) else {}
@@ -75,13 +75,13 @@ def check_expression(schema: pa.Schema, expression: str) -> None:
     columns = {field.name.lower() for field in schema}
     for name in _UNSTABLE_FUNCTIONS:
         if re.search(rf"\b{name}\s*\(", bare, re.I):
-            raise InvalidInputError(f"{name}() gives another value on every run; a computed column cannot use it")
+            raise invalid(f"{name}() gives another value on every run; a computed column cannot use it")
     for name in _UNSTABLE_WORDS:
         if name not in columns and re.search(rf"\b{name}\b", bare, re.I):
-            raise InvalidInputError(f"{name} gives another value on every run; a computed column cannot use it")
+            raise invalid(f"{name} gives another value on every run; a computed column cannot use it")
     row = _ROW_WORDS.search(_unquote_backticks(expression))
     if row:
-        raise InvalidInputError(f"{row[1]} changes when rows move; a computed column cannot use it")
+        raise invalid(f"{row[1]} changes when rows move; a computed column cannot use it")
 
 
 def _unquote_backticks(expression: str) -> str:
@@ -89,13 +89,13 @@ def _unquote_backticks(expression: str) -> str:
 
 
 def expression_type(schema: pa.Schema, expression: str) -> pa.DataType:
-    """The Arrow type of an SQL expression over ``schema``; planning errors become :class:`InvalidInputError`."""
-    return _storable(_plan(schema, expression).field("x").type)
+    """The Arrow type of an SQL expression over ``schema``; planning errors become ``InvalidInputError``."""
+    return _storable(_planned(schema, expression).field("x").type)
 
 
 def expression_inputs(schema: pa.Schema, expression: str) -> tuple[str, ...]:
     """The leaf columns an expression reads: those without which it cannot be planned."""
-    _plan(schema, expression)
+    _planned(schema, expression)
     words = expression.lower()
     found = []
     for path in _leaves(schema):
@@ -103,7 +103,7 @@ def expression_inputs(schema: pa.Schema, expression: str) -> tuple[str, ...]:
             continue
         try:
             _plan(_without(schema, path), expression)
-        except InvalidInputError:
+        except _NotPlanned:
             found.append(format_path(path))
     return tuple(found)
 
@@ -114,11 +114,22 @@ def check_filter(schema: pa.Schema, where: str) -> tuple[str, ...]:
 
     try:
         kind = _plan(schema, where).field("x").type
-    except InvalidInputError as error:
-        raise InvalidInputError(f"The where clause {where!r} cannot be planned: {error}") from None
+    except _NotPlanned as error:
+        raise invalid(f"The where clause {where!r} cannot be planned: {error}") from None
     if not pa.types.is_boolean(kind):
-        raise InvalidInputError(f"The where clause {where!r} is of type {kind}, not boolean")
+        raise invalid(f"The where clause {where!r} is of type {kind}, not boolean")
     return expression_inputs(schema, where)
+
+
+def _planned(schema: pa.Schema, expression: str) -> pa.Schema:
+    try:
+        return _plan(schema, expression)
+    except _NotPlanned as error:
+        raise invalid(str(error)) from None
+
+
+class _NotPlanned(Exception):
+    """Lance cannot plan an expression over a schema."""
 
 
 def _plan(schema: pa.Schema, expression: str) -> pa.Schema:
@@ -127,7 +138,7 @@ def _plan(schema: pa.Schema, expression: str) -> pa.Schema:
     except (ValueError, OSError, TypeError) as error:
         # Lance appends the place in its own source; a person who wrote the expression has no use for it.
         reason = re.sub(r", /\S+\.rs:\d+:\d+$", "", str(error)).removeprefix("Invalid user input: ")
-        raise InvalidInputError(f"{expression!r}: {reason}") from None
+        raise _NotPlanned(f"{expression!r}: {reason}") from None
 
 
 @functools.lru_cache(maxsize=64)

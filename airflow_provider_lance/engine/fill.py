@@ -32,6 +32,7 @@ from airflow_provider_lance.engine.progress import ProgressAddress, ProgressSend
 from airflow_provider_lance.engine.scatter import dense
 from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError
+from airflow_provider_lance.engine.worker import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,6 +132,7 @@ class TaskFailure:
 
 def attempt_task(order: Order, works: list[FragmentWork]) -> TaskResult | TaskFailure:
     """What Spark runs: storage errors are raised, and retried by Spark; what the rule says is an answer."""
+    settle()
     try:
         return run_task(order, works)
     except JobError as error:

@@ -47,13 +47,18 @@ class Fresh:
 
 @dataclass
 class FreshnessRecord:
-    """The fresh fragments of one column under one rule, as of ``version``."""
+    """The fresh fragments of one column under one rule, as of ``version``.
+
+    ``job`` is the last job that filled some, with the version it began at: should it die before its end is heard, its
+    next attempt can tell from here what was done.
+    """
 
     rule: str
     input_ids: frozenset[int]
     target_ids: frozenset[int]
     version: int = 0
     fragments: dict[int, Fresh] = field(default_factory=dict)
+    job: tuple[str, int] | None = None
 
     def get(self, identity: FragmentIdentity) -> Fresh | None:
         """The entry of a fragment that is still made of the recorded files; None if it is stale or unknown."""
@@ -162,6 +167,7 @@ def load_record(
     if not isinstance(document, dict) or document.get("format") != 1 or document.get("rule") != rule:
         return record
     record.version = int(document["version"])
+    record.job = tuple(document["job"]) if document.get("job") else None
     for fragment_id, (inputs, targets, rows, failed) in document["fragments"].items():
         record.fragments[int(fragment_id)] = Fresh(
             tuple(inputs), tuple(targets), rows, None if failed is None else tuple(failed)
@@ -174,6 +180,7 @@ def save_record(files: TableFiles, folder: str, record: FreshnessRecord) -> None
         "format": 1,
         "rule": record.rule,
         "version": record.version,
+        "job": record.job,
         "fragments": {
             str(fragment_id): [entry.inputs, entry.targets, entry.rows, entry.failed]
             for fragment_id, entry in sorted(record.fragments.items())

@@ -12,6 +12,10 @@ from pathlib import Path
 
 # The archive is written while the JVM exits; a file that still grows belongs to a process that is still writing it.
 _SETTLED_SECONDS = 5.0
+# Of a JVM that ran tasks it has some 110 MB; of one that ended before (nothing to do, cancelled) 30 MB, which gain
+# little. Such a one is used for an hour, so that jobs which never run tasks do not write one each time.
+_WHOLE_BYTES = 64 << 20
+_PARTIAL_SECONDS = 3600.0
 
 
 def cache_directory() -> Path:
@@ -39,9 +43,9 @@ def _archive(java_home: str, folder: Path) -> list[str]:
     ready = folder / f"{key}.jsa"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not ready.exists():
+        if not _is_usable(ready):
             _promote(folder, key, ready)
-        if ready.exists():
+        if _is_usable(ready):
             return [f"-XX:SharedArchiveFile={ready}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     except OSError:
         return []  # a read-only home costs seconds, not the job
@@ -49,14 +53,23 @@ def _archive(java_home: str, folder: Path) -> list[str]:
     return [f"-XX:ArchiveClassesAtExit={folder / f'{key}.{os.getpid()}.{time.time_ns()}.new'}", "-Xlog:cds=off"]
 
 
+def _is_usable(archive: Path) -> bool:
+    if not archive.exists():
+        return False
+    facts = archive.stat()
+    return facts.st_size >= _WHOLE_BYTES or time.time() - facts.st_mtime < _PARTIAL_SECONDS
+
+
 def _promote(folder: Path, key: str, ready: Path) -> None:
-    for candidate in sorted(folder.glob(f"{key}.*.new")):
-        facts = candidate.stat()
-        if facts.st_size and time.time() - facts.st_mtime > _SETTLED_SECONDS:
+    settled = [
+        candidate
+        for candidate in folder.glob(f"{key}.*.new")
+        if time.time() - candidate.stat().st_mtime > _SETTLED_SECONDS
+    ]
+    for candidate in sorted(settled, key=lambda path: path.stat().st_size, reverse=True):
+        if candidate.stat().st_size and not _is_usable(ready):
             os.replace(candidate, ready)
-            break
-    if ready.exists():
-        for candidate in folder.glob(f"{key}.*.new"):
+        else:
             candidate.unlink(missing_ok=True)
 
 

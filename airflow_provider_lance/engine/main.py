@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState, JobType
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
@@ -26,10 +25,12 @@ from airflow_provider_lance.engine.claim import (
     claim_job,
     read_launch_token,
 )
-from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError, SilentReporter
+from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError
+from airflow_provider_lance.engine.log_reporter import LogReporter
 from airflow_provider_lance.engine.session import session_factory
 
 if TYPE_CHECKING:
+    from airflow_provider_lance.api.client import LanceClient
     from airflow_provider_lance.engine.claim import JobService
 
 log = logging.getLogger("airflow_provider_lance.engine")
@@ -62,25 +63,44 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attempt", type=int, default=1, help="which launch of the job this is")
     parser.add_argument("--namespace", help="URL of the namespace that has the job")
     parser.add_argument("--spec", type=Path, help="a job spec as JSON, with a location; needs no server")
+    parser.add_argument("--answer", type=Path, help="with --spec: also write the answer into this file")
+    parser.add_argument(
+        "--while-locked", action="store_true", help="with --spec: end when nobody locks the spec's file any more"
+    )
     parser.add_argument("--plan", action="store_true", help="say what would be done, and touch nothing")
     parser.add_argument("--master", help="Spark master, where spark-submit does not name one")
     return parser
 
 
 def _run_spec(arguments: argparse.Namespace) -> int:
-    document = json.loads(arguments.spec.read_text(encoding="utf-8"))
-    spec = _planned(JobSpec.from_dict(document), arguments.plan)
+    try:
+        document = json.loads(arguments.spec.read_text(encoding="utf-8"))
+        spec = _planned(JobSpec.read(document), arguments.plan)
+    except (OSError, ValueError) as error:
+        _parser().error(f"{arguments.spec} cannot be run: {error}")
     job_id = arguments.job_id or document.get("job_id") or f"spec-{uuid.uuid4().hex[:12]}"
     context = JobContext(
         spec=spec,
         make_spark=session_factory(_name(spec), master=arguments.master),
-        reporter=SilentReporter(),
+        reporter=LogReporter(
+            lines=not sys.stderr.isatty(),  # a terminal has a bar instead
+            lock=arguments.spec if arguments.while_locked else None,
+        ),
         storage_options=_storage_options(),
         job_id=job_id,
         attempt=arguments.attempt,
     )
     state, result, failure = execute(context)
-    answer = {"job_id": job_id, "state": state.value, "result": result, "failure": failure and failure.to_dict()}
+    answer = {
+        "job_id": job_id,
+        "job_type": spec.job_type,
+        "table_id": spec.table_id,
+        "state": state.value,
+        "result": result,
+        "failure": failure and failure.to_dict(),
+    }
+    if arguments.answer:
+        arguments.answer.write_text(json.dumps(answer), encoding="utf-8")
     sys.stdout.write(json.dumps(answer) + "\n")
     return _exit(state)
 
@@ -94,6 +114,8 @@ def _storage_options() -> dict[str, str]:
 
 
 def _run_claimed(arguments: argparse.Namespace) -> int:
+    from airflow_provider_lance.api.client import LanceClient
+
     secrets = read_launch_token()
     settings = _settings(arguments.namespace, secrets)
     # Two clients: commits and the claim are worth patience; a heartbeat that is tried for a minute is not one.
@@ -132,8 +154,6 @@ def _run_claim(client: LanceClient, pulse: LanceClient, claim: Claim, arguments:
 
 def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFailure | None]:
     """Run the job and turn whatever happens into a terminal state; only a lost claim is raised."""
-    from lance_namespace.errors import LanceNamespaceError
-
     try:
         return JobState.DONE, _dispatch(context), None
     except ClaimLostError:
@@ -143,13 +163,19 @@ def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFa
     except JobError as error:
         log.error("%s: %s", error.phase, error, exc_info=error.__cause__)
         return JobState.FAILED, None, JobFailure(error.phase, str(error), error.retryable)
-    except LanceNamespaceError as error:
-        log.error("The request cannot be executed: %s", error)
-        return JobState.FAILED, None, JobFailure("validate", str(error), retryable=False)
     except Exception as error:
+        if _is_refusal(error):
+            log.error("The request cannot be executed: %s", error)
+            return JobState.FAILED, None, JobFailure("validate", str(error), retryable=False)
         log.exception("The job ended unexpectedly")
         message = f"{type(error).__name__}: {error}"[:2000]
         return JobState.FAILED, None, JobFailure("run", message, retryable=isinstance(error, OSError))
+
+
+def _is_refusal(error: Exception) -> bool:
+    # Where nobody has loaded the namespace's errors none was raised, and loading them takes a second and a half.
+    errors = sys.modules.get("lance_namespace.errors")
+    return errors is not None and isinstance(error, errors.LanceNamespaceError)
 
 
 def _dispatch(context: JobContext) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError
-
 from airflow_provider_lance.engine.columns import ColumnRule, column_rule
 from airflow_provider_lance.engine.expressions import check_filter
+from airflow_provider_lance.engine.refusals import invalid
 from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError, UdfPolicy
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class BackfillRequest:
 
     @classmethod
     def parse(cls, request: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> BackfillRequest:
-        """Read a request body and its context; :class:`InvalidInputError` names the field that is wrong."""
+        """Read a request body and its context; ``InvalidInputError`` names the field that is wrong."""
         values: dict[str, Any] = {}
         for name, value in request.items():
             if name in _ENVELOPE or value is None:
@@ -75,16 +74,16 @@ class BackfillRequest:
             elif name in _TEXTS:
                 values[name] = _text(name, value)
             else:
-                raise InvalidInputError(f"A backfill has no field {name!r}")
+                raise invalid(f"A backfill has no field {name!r}")
         if "column" not in values:
-            raise InvalidInputError("A backfill needs a column")
+            raise invalid("A backfill needs a column")
         parsed = cls(**values, **_options(options or {}))
         low, high = parsed.min_checkpoint_size, parsed.max_checkpoint_size
         if low is not None and high is not None and low > high:
-            raise InvalidInputError(f"min_checkpoint_size is {low}, above max_checkpoint_size {high}")
+            raise invalid(f"min_checkpoint_size is {low}, above max_checkpoint_size {high}")
         size = parsed.checkpoint_size
         if size is not None and ((low is not None and size < low) or (high is not None and size > high)):
-            raise InvalidInputError(f"checkpoint_size is {size}, outside its bounds {low or 1} to {high or 'any'}")
+            raise invalid(f"checkpoint_size is {size}, outside its bounds {low or 1} to {high or 'any'}")
         return parsed
 
     @property
@@ -121,7 +120,7 @@ def validate_request(
         try:
             (policy or UdfPolicy.from_environment()).check(rule.envelope)
         except UdfError as error:
-            raise InvalidInputError(str(error)) from error
+            raise invalid(str(error)) from error
     for target in rule.targets:
         check_storable(schema.field(target), storage_version)
 
@@ -131,14 +130,14 @@ def check_storable(field: pa.Field, storage_version: str | None) -> None:
     import pyarrow as pa
 
     if (field.metadata or {}).get(b"lance-encoding:blob") == b"true":
-        raise InvalidInputError(f"Column {field.name!r} is blob-encoded; Lance cannot replace such a column's file")
+        raise invalid(f"Column {field.name!r} is blob-encoded; Lance cannot replace such a column's file")
     if storage_version is None:
         return
     parts = tuple(int(part) for part in storage_version.split(".")[:2]) if storage_version[:1].isdigit() else (2, 1)
     if parts < (2, 2) and _contains(field.type, pa.types.is_map):
-        raise InvalidInputError(f"Column {field.name!r} is a map: filling it needs storage version 2.2, not {parts}")
+        raise invalid(f"Column {field.name!r} is a map: filling it needs storage version 2.2, not {parts}")
     if parts < (2, 1) and _contains(field.type, pa.types.is_struct):
-        raise InvalidInputError(f"Column {field.name!r} is a struct: filling it needs storage version 2.1, not {parts}")
+        raise invalid(f"Column {field.name!r} is a struct: filling it needs storage version 2.1, not {parts}")
 
 
 def _contains(kind: pa.DataType, test: Any) -> bool:
@@ -151,40 +150,40 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("plan") is not None:
         word = str(options["plan"]).strip().lower()
         if word not in ("true", "false", "1", "0"):
-            raise InvalidInputError(f"plan is {options['plan']!r}; it must be true or false")
+            raise invalid(f"plan is {options['plan']!r}; it must be true or false")
         found["plan"] = word in ("true", "1")
     for name in ("max_failed_rows", "retries"):
         if options.get(name) is not None:
             try:
                 found[name] = int(str(options[name]))
             except ValueError:
-                raise InvalidInputError(f"{name} is {options[name]!r}; it must be a whole number") from None
+                raise invalid(f"{name} is {options[name]!r}; it must be a whole number") from None
             if found[name] < 0:
-                raise InvalidInputError(f"{name} is {found[name]}; it must be 0 or more")
+                raise invalid(f"{name} is {found[name]}; it must be 0 or more")
     if options.get("on_error") is not None:
         try:
             ErrorPolicy.of(str(options["on_error"]))
         except UdfError as error:
-            raise InvalidInputError(str(error)) from None
+            raise invalid(str(error)) from None
         found["on_error"] = str(options["on_error"])
     return found
 
 
 def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(f"{name} is {value!r}; it must be a whole number")
+        raise invalid(f"{name} is {value!r}; it must be a whole number")
     if value < 1:
-        raise InvalidInputError(f"{name} is {value}; it must be 1 or more")
+        raise invalid(f"{name} is {value}; it must be 1 or more")
     return value
 
 
 def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InvalidInputError(f"{name} is {value!r}; it must be a number of seconds above 0")
+        raise invalid(f"{name} is {value!r}; it must be a number of seconds above 0")
     return float(value)
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidInputError(f"{name} is {value!r}; it must be text that is not empty")
+        raise invalid(f"{name} is {value!r}; it must be text that is not empty")
     return value

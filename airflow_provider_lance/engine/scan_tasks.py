@@ -22,6 +22,7 @@ from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec
 from airflow_provider_lance.engine.watched import run_watched
+from airflow_provider_lance.engine.worker import settle
 
 if TYPE_CHECKING:
     import lance
@@ -220,6 +221,7 @@ class _Worker:
     def __call__(
         self, number: int, partition: Iterable[list[ScanTask]]
     ) -> Iterator[tuple[int, TaskFigures, list[Written] | str]]:
+        settle()
         tasks = [task for group in partition for task in group]
         sender = ProgressSender(self.address, f"task-{number}")
 
@@ -299,6 +301,7 @@ class FragmentWriter:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        settle()
         written = write_task(ScanTask(0, (), 0), lambda _task, _figures: batches, self.target, TaskFigures())
         line = json.dumps({"fragments": written.fragments, "rows": written.rows})
         yield pa.RecordBatch.from_pydict({"written": [line]})

@@ -6,6 +6,7 @@ The only module that decides Spark settings. Settings a deployment made itself a
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import sys
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 TUNED = {
     # A task costs 26-43 ms through TCP, half of that through unix sockets.
@@ -69,6 +72,9 @@ def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         # Otherwise workers are whatever python3 comes first on the PATH, without pylance.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = builder.getOrCreate()
+    if session.sparkContext.uiWebUrl:
+        # Spark itself tells only the port; Airflow makes a button of this line.
+        log.info("Spark UI: %s", session.sparkContext.uiWebUrl)
     if not session.sparkContext.master.startswith("local"):
         ship_package(session.sparkContext)
     return session

@@ -249,4 +249,10 @@ def _unpickle(envelope: UdfEnvelope) -> Any:
     import cloudpickle
 
     assert envelope.pickle is not None
-    return cloudpickle.loads(envelope.pickle)
+    try:
+        return cloudpickle.loads(envelope.pickle)
+    except (ImportError, AttributeError) as error:
+        raise UdfError(
+            f"the pickled function cannot be loaded where Spark's Python workers run ({error}). Install what it "
+            "imports there, or ship it with py_files."
+        ) from error

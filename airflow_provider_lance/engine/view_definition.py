@@ -99,12 +99,14 @@ class ViewDefinition:
         return None if self.output_schema is None else decode_schema(self.output_schema)
 
     def describe(self) -> dict[str, Any]:
-        """What DescribeMaterializedView answers: LanceDB 0.40's fields and the newer ``query``, together."""
+        """What DescribeMaterializedView answers: LanceDB 0.40's fields and the newer ``query``, together.
+
+        ``source_table`` is LanceDB's and has room for one name: a view over several tables leaves it empty.
+        """
         answer: dict[str, Any] = {"kind": self.kind, "query": self.query, "source_table": "", "projections": []}
         answer |= {"filter": None, "limit": None, "format": self.format, "auto_refresh": self.auto_refresh}
-        sources = self.sources
-        if sources:
-            answer["source_table"] = sources[0]
+        if len(self.sources) == 1:
+            answer["source_table"] = self.sources[0]
         if self.select is not None:
             answer["filter"], answer["limit"] = self.select.filter, self.select.limit
             answer["projections"] = [

@@ -36,6 +36,7 @@ VIEW_VERSION = "mv.view_version"
 INCARNATION = "mv.incarnation"
 TRIMMED_TO = "mv.trimmed_to"
 OUTCOME = "mv.refresh"  # in the transaction of a row commit
+FINISHED = "mv.refreshed"  # in the transaction of a bookmark
 
 # Commits that leave every row as it was, so a view may be compacted and indexed between two refreshes.
 _HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig"])
@@ -139,7 +140,7 @@ def read_state(table: TableRef) -> ViewState:
     definition = ViewDefinition.from_metadata(metadata)
     if definition is None:
         raise ValueError(f"{table.location} is not a materialized view: its schema has no mv.definition")
-    points: Mapping[str, SourcePoint] | None = _read_points(metadata, definition)
+    points: Mapping[str, SourcePoint] | None = read_points(metadata, definition)
     trimmed = int(metadata.get(TRIMMED_TO) or 0) or None
     bookmark = int(metadata.get(VIEW_VERSION, 0))
     if points is not None and not bookmark:
@@ -156,6 +157,15 @@ def read_state(table: TableRef) -> ViewState:
         return ViewState(dataset, definition, None, "rows are there twice: two systems refreshed it at the same moment")
     doubt = None if points else "this is its first refresh"
     return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
+
+
+def read_finished(state: ViewState, job_id: str) -> tuple[Outcome, int] | None:
+    """What this very job did to the view, and the version that says so, if the last refresh was its own."""
+    bookmark = int((state.dataset.schema.metadata or {}).get(VIEW_VERSION.encode(), 0))
+    commit = read_commit(state.dataset, bookmark) if bookmark else None
+    if commit is None or commit.properties.get(JOB_ID) != job_id or FINISHED not in commit.properties:
+        return None
+    return Outcome.decode(commit.properties[FINISHED]), bookmark
 
 
 def _doubled(dataset: lance.LanceDataset, definition: ViewDefinition, bookmark: int) -> bool:
@@ -222,7 +232,7 @@ def write_bookmark(view: ViewTable, version: int, outcome: Outcome, job_id: str)
             updates[TRIMMED_TO] = ""
         operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap(updates))
         try:
-            return commit_next(view, version, operation, {JOB_ID: job_id})
+            return commit_next(view, version, operation, {FINISHED: outcome.encode(), JOB_ID: job_id})
         except ViewMovedError:
             state = read_state(view.table)
             if state.points != outcome.points:
@@ -232,7 +242,8 @@ def write_bookmark(view: ViewTable, version: int, outcome: Outcome, job_id: str)
             version = state.version
 
 
-def _read_points(metadata: Mapping[str, str], definition: ViewDefinition) -> dict[str, SourcePoint] | None:
+def read_points(metadata: Mapping[str, str], definition: ViewDefinition) -> dict[str, SourcePoint] | None:
+    """Where each source was at the last refresh, as the bookmark has it; ``None`` before the first."""
     if SOURCE_VERSION not in metadata or not definition.sources:
         return None
     if SOURCE_POINTS in metadata:

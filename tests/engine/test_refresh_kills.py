@@ -66,6 +66,20 @@ def test_a_killed_driver_leaves_the_old_view_or_the_new_one(tmp_path: Path, faul
     assert world.refresh("view")["mode"] == "no_op"
 
 
+def test_a_refresh_whose_end_was_not_heard_is_told_again_and_not_repeated(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.table("people", people(range(20)))
+    world.view("view", QUERY)
+    spec = world.context("view", full=True).spec
+    contexts = [JobContext(spec, world.make_spark, SilentReporter(), job_id="unheard", attempt=n) for n in (1, 2)]
+    first, second = ({**run_refresh(context), "seconds": 0} for context in contexts)
+    assert first == second
+    assert (first["mode"], first["rows_written"]) == ("rebuild", 10)
+    assert world.open("view").version == first["version"]
+    other = JobContext(spec, world.make_spark, SilentReporter(), job_id="another", attempt=2)
+    assert run_refresh(other)["version"] > first["version"], "a full refresh of another job is a new one"
+
+
 def test_readers_see_the_old_view_or_the_new_one_and_nothing_between(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.table("people", people(range(200)), rows_per_file=20)

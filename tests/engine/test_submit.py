@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 from airflow_provider_lance.engine.checkpoint import Part, disjoint, gaps
 from airflow_provider_lance.engine.fill import FlushPolicy
 from airflow_provider_lance.engine.functions import Pace
-from airflow_provider_lance.engine.java import java_environment
-from airflow_provider_lance.engine.jvm import driver_java_options
 from airflow_provider_lance.engine.submit import APPLICATION, submit_command, submit_environment
 
 
@@ -41,19 +38,6 @@ def test_the_environment_brings_java_and_this_python():
     assert found["PYSPARK_PYTHON"] == sys.executable
     assert os.path.exists(os.path.join(found["JAVA_HOME"], "bin", "java"))
     assert "PYSPARK_PYTHON" not in submit_environment(master="spark://h:7077", environ={"PATH": os.environ["PATH"]})
-
-
-def test_an_archive_is_made_once_and_used_when_it_is_complete(tmp_path):
-    home = java_environment()["JAVA_HOME"]
-    first = driver_java_options(home, cache=tmp_path)
-    assert "-XX:ArchiveClassesAtExit=" in first
-    made = next(part for part in first.split() if "ArchiveClassesAtExit" in part).partition("=")[2]
-    with open(made, "wb") as file:
-        file.write(b"archive")
-    assert "ArchiveClassesAtExit" in driver_java_options(home, cache=tmp_path)  # may still be written to
-    os.utime(made, (time.time() - 60, time.time() - 60))
-    assert "-XX:SharedArchiveFile=" in driver_java_options(home, cache=tmp_path)
-    assert "TieredStopAtLevel" not in driver_java_options(home, cache=tmp_path, data_in_jvm=True)
 
 
 def test_the_module_tells_how_to_submit_it(tmp_path):
