@@ -60,7 +60,7 @@ class TablePlace:
 
 
 class Catalog:
-    """One root. Thread-safe: pylance's objects are, and nothing here changes after construction."""
+    """One root. Thread-safe: pylance's objects are, and what is remembered here is replaced as a whole."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None, **properties: str) -> None:
         import lance
@@ -77,6 +77,7 @@ class Catalog:
         self._directory = DirectoryNamespace(session=self.session, **settings)
         self._listed = DirectoryNamespace(session=self.session, **{**settings, "dir_listing_enabled": "false"})
         self._bare = DirectoryNamespace(session=self.session, **{**settings, "manifest_enabled": "false"})
+        self._remembered: tuple[int, dict[str, dict[str, str]]] = (0, {})
 
     @property
     def is_local(self) -> bool:
@@ -144,19 +145,45 @@ class Catalog:
             if len(table_id) != 1:
                 raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
             found = None
-        known = dict(found.properties or {}) if found is not None else {}
-        if len(table_id) == 1 and (found is None or (properties and found.properties is None)):
+        if found is None:
             try:
-                listed = _invoke(self._listed, "describe_table", request)
+                found = _invoke(self._listed, "describe_table", request)
             except TableNotFoundError:
-                if found is None:
-                    raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
-            else:
-                found = found or listed
-                known = dict(listed.properties or {})
+                raise TableNotFoundError(f"There is no table {join_id(table_id)}.") from None
+        known = found.properties
+        if known is None and properties and len(table_id) == 1:
+            known = self._listed_properties(table_id[0])
         return TablePlace(
-            tuple(table_id), plain_location(found.location), known, only_declared=bool(found.is_only_declared)
+            tuple(table_id),
+            plain_location(found.location),
+            dict(known or {}),
+            only_declared=bool(found.is_only_declared),
         )
+
+    def _listed_properties(self, name: str) -> dict[str, str]:
+        """The properties the namespace's list has of a root-level table.
+
+        That look is a query of pylance's and takes longer than all the rest of a describe; opening the list to see
+        whether it is still the same version takes a fiftieth of it.
+        """
+        import lance
+
+        location, options = f"{self.root}/__manifest", self.storage_options or None
+        try:
+            version = int(lance.dataset(location, storage_options=options, session=self.session).version)
+        except ValueError:  # nothing was ever listed
+            return {}
+        if self._remembered[0] != version:
+            self._remembered = (version, {})
+        remembered = self._remembered[1]
+        if name not in remembered:
+            try:
+                answer = _invoke(self._listed, "describe_table", model("DescribeTableRequest")(id=[name]))
+            except TableNotFoundError:
+                return {}
+            # Of a newer version than was looked at it may be, of an older one never: the next look drops it.
+            remembered[name] = dict(answer.properties or {})
+        return remembered[name]
 
     def find(self, table_id: list[str]) -> TablePlace | None:
         """The same with everything there is to know, or None."""

@@ -17,7 +17,7 @@ from typing import Any
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
 from sqlalchemy import Row, and_, or_, select, update
 
-from airflow_provider_lance.api.jobs import JobFailure, JobState
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState
 from airflow_provider_lance.namespace.database import Database, jobs, now_ms
 from airflow_provider_lance.namespace.registry import EXTERNAL, LIVE, Stage, Timings, add_event, conflict, end
 from airflow_provider_lance.namespace.reports import read_event, read_progress, read_terminal, sampled
@@ -281,14 +281,16 @@ class Executions:
         with self.database.writing() as connection:
             connection.execute(update(jobs).where(jobs.c.job_id == job_id).values(storage_expires_ms=expires_ms))
 
-    def holds_claim(self, claim_token: str) -> bool:
-        """Whether this is the token of a live claim: its driver may commit to tables through the namespace."""
-        query = select(jobs.c.lease_until_ms).where(
+    def claimed_table(self, claim_token: str) -> list[str] | None:
+        """The table that the driver with this token writes; ``None`` unless its claim is alive."""
+        query = select(jobs.c.lease_until_ms, jobs.c.spec).where(
             jobs.c.claim_hash == hash_token(claim_token), jobs.c.stage == Stage.CLAIMED.value
         )
         with self.database.reading() as connection:
-            lease_until = connection.scalar(query)
-        return lease_until is not None and lease_until >= now_ms()
+            row = connection.execute(query).one_or_none()
+        if row is None or row.lease_until_ms is None or row.lease_until_ms < now_ms():
+            return None
+        return list(JobSpec.from_dict(row.spec).table_id)
 
     # Death
 

@@ -24,7 +24,8 @@ def check_identifier(parts: Sequence[str] | None, what: str = "table") -> list[s
         if not isinstance(part, str) or not _PART.fullmatch(part):
             raise InvalidInputError(
                 f"{_shown(part)} cannot be part of the id of a {what}: a name has ASCII letters, digits, spaces and "
-                "any of _ - . + = @ : , and neither starts with a dot nor starts or ends with a space."
+                "any of _ - . + = @ : , where a space, a colon or a comma is neither the first nor the last character, "
+                "and a dot is not the first."
             )
         if part in _RESERVED:
             raise InvalidInputError(f"{part!r} is the namespace's own name; choose another one.")

@@ -32,10 +32,14 @@ class KeyFileError(ValueError):
 
 @dataclass(frozen=True)
 class Principal:
-    """Whoever sent a request, as far as it was proven."""
+    """Whoever sent a request, as far as it was proven.
+
+    ``writes`` is the table of a driver's job: the driver commits to it, and has no other business here.
+    """
 
     name: str
     scopes: frozenset[Scope]
+    writes: tuple[str, ...] | None = None
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes

@@ -23,6 +23,7 @@ from airflow_provider_lance.namespace.config import Cluster, Environment, Server
 from airflow_provider_lance.namespace.executions import Launch, claim_token_of
 from airflow_provider_lance.namespace.logs import DriverLogs
 from airflow_provider_lance.namespace.processes import ProcessGroup, find_group
+from airflow_provider_lance.private_files import write_private
 
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -69,9 +70,9 @@ class Launcher:
         token = self._token(launch.job_id, launch.attempt)
         # With the claim it will get, the driver also commits through the namespace: no key of its own is needed.
         claim = claim_token_of(launch.token, launch.job_id, launch.attempt)
-        _write_private(token, json.dumps({"launch_token": launch.token, "bearer": claim}))
+        write_private(token, json.dumps({"launch_token": launch.token, "bearer": claim}))
         properties = folder / "spark.properties"
-        _write_private(properties, _properties(self._conf(launch, cluster, environment, token)))
+        write_private(properties, _properties(self._conf(launch, cluster, environment, token)))
         command = self._command(launch, cluster, environment, properties, token)
         variables = self._variables(cluster, environment, token)
         try:
@@ -184,9 +185,3 @@ def _escaped(text: str, *, key: bool = False) -> str:
         for character in escaped
     )
     return "\\" + escaped if not key and escaped.startswith(" ") else escaped
-
-
-def _write_private(path: Path, text: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from airflow_provider_lance import __version__
+from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation, Scope
 from airflow_provider_lance.namespace.answers import answer_of
 from airflow_provider_lance.namespace.calls import read_fields
@@ -40,7 +41,8 @@ from airflow_provider_lance.namespace.problems import HttpProblem, problem_of
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "testserver"})
 # A driver proves itself by its launch or claim token, inside the body.
 _BY_TOKEN = frozenset({"claim_job", "report_job"})
-_DRIVER = frozenset({Scope.READ, Scope.WRITE})
+# What Lance asks a namespace for while it commits to a table; a driver reads everything else by its location.
+_COMMITTING = frozenset({"describe_table", "list_table_versions", "describe_table_version", "create_table_version"})
 
 
 class Server:
@@ -111,23 +113,32 @@ class Server:
                     "Create a key with `airflow-lance keys create`."
                 )
             return ANYBODY
-        if found is None and key and await self.in_thread(self.jobs.executions.holds_claim, key):
-            return Principal("driver", _DRIVER)
+        if found is None and key:
+            table_id = await self.in_thread(self.jobs.executions.claimed_table, key)
+            if table_id is not None:
+                return Principal("driver", frozenset(), tuple(table_id))
         return found
 
     def _look_up(self, key: str | None) -> tuple[bool, Principal | None]:
         required = self.keys.required()
         return required, self.keys.find(key) if required and key else None
 
-    async def require(self, request: Request, scope: Scope) -> None:
+    async def require(self, request: Request, scope: Scope, operation: str = "") -> Principal:
+        """Who asks, if they may; of a driver the table is yet to be compared."""
         principal = await self.principal(request)
         if principal is None:
             raise UnauthenticatedError(
                 "This needs an API key: send it as `x-api-key` or `Authorization: Bearer`. "
                 "The one that was sent, if any, is unknown or revoked."
             )
-        if not principal.may(scope):
+        if principal.writes is not None:
+            if operation not in _COMMITTING:
+                raise PermissionDeniedError(
+                    f"The claim on a job lets its driver commit to {join_id(principal.writes)}, and do nothing else."
+                )
+        elif not principal.may(scope):
             raise PermissionDeniedError(f"The API key {principal.name!r} lacks the scope `{scope.value}`.")
+        return principal
 
     async def body(self, request: Request, limit: int) -> bytes:
         announced = request.headers.get("content-length", "")
@@ -143,11 +154,17 @@ class Server:
 
     async def operate(self, operation: Operation, request: Request) -> Response:
         """One operation of the table."""
+        principal = ANYBODY
         if operation.name not in _BY_TOKEN:
-            await self.require(request, operation.scope)
+            principal = await self.require(request, operation.scope, operation.name)
         arrow = operation.body is Body.ARROW
         body = await self.body(request, self.limits.max_arrow_bytes if arrow else self.limits.max_json_bytes)
         fields = read_fields(operation, request.path_params, request.query_params, request.headers, body)
+        if principal.writes is not None and fields["id"] != list(principal.writes):
+            raise PermissionDeniedError(
+                f"The claim on a job lets its driver commit to {join_id(principal.writes)}, not to "
+                f"{join_id(fields['id'])}."
+            )
         if operation.name == "claim_job" and not await self.in_thread(self._knows_launch_token, fields):
             await self.require(request, operation.scope)
         result = await self.in_thread(self._call, operation, fields, body if arrow else None)

@@ -14,13 +14,13 @@ from lance_namespace.errors import LanceNamespaceError, TableNotFoundError
 
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
 from airflow_provider_lance.api.jobs import JobType
-from airflow_provider_lance.api.models import DescribeMaterializedViewResponse, model
+from airflow_provider_lance.api.models import DescribeMaterializedViewResponse, ViewSource, model
 from airflow_provider_lance.engine.view_definition import (
     DEFINITION_KEY,
     ViewDefinition,
     validate_refresh_request,
 )
-from airflow_provider_lance.engine.view_table import create_view
+from airflow_provider_lance.engine.view_table import create_view, read_points
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.identifiers import table_identifier
 from airflow_provider_lance.namespace.job_requests import JobRequests
@@ -80,8 +80,19 @@ class Views:
         return self._submit(place, definition, fields, context)
 
     def describe_materialized_view(self, request: Any) -> Any:
-        _, definition = self.definition(request.id)
-        return DescribeMaterializedViewResponse(**definition.describe())
+        place, metadata = self._require_view(request.id)
+        definition = _definition(metadata)
+        texts = {key.decode(): value.decode() for key, value in metadata.items()}
+        points = read_points(texts, definition) or {}
+        sources = [
+            ViewSource(
+                name=name,
+                table_id=self._find_source(list(place.id), parts),
+                version=points[name].version if name in points else None,
+            )
+            for name, parts in definition.source_ids.items()
+        ]
+        return DescribeMaterializedViewResponse(**definition.describe(), sources=sources)
 
     def list_materialized_views(self, request: Any) -> Any:
         """The names of the views in one namespace."""
@@ -99,9 +110,7 @@ class Views:
     def definition(self, view_id: list[str]) -> tuple[TablePlace, ViewDefinition]:
         """A view's place and definition; ``TableNotFoundError`` for a table that is no view."""
         place, metadata = self._require_view(view_id)
-        definition = ViewDefinition.from_metadata(metadata)
-        assert definition is not None
-        return place, definition
+        return place, _definition(metadata)
 
     def source_ids(self, view_id: list[str], definition: ViewDefinition) -> dict[str, list[str]]:
         """The tables a view reads, by their names in its query: looked up beside the view first, then from the root.
@@ -111,17 +120,18 @@ class Views:
         """
         found = {}
         for name, parts in definition.source_ids.items():
-            parts = [step for part in parts for step in part.split(DEFAULT_DELIMITER)]
-            table_identifier(parts)
-            beside = [*view_id[:-1], *parts]
-            candidates = [beside, parts] if len(view_id) > 1 else [parts]
-            for candidate in candidates:
-                if self._catalog.find(candidate) is not None:
-                    found[name] = candidate
-                    break
-            else:
+            table_id = self._find_source(view_id, parts)
+            if table_id is None:
                 raise TableNotFoundError(f"The view's query reads {name}, but there is no table {join_id(parts)}.")
+            found[name] = table_id
         return found
+
+    def _find_source(self, view_id: list[str], parts: list[str]) -> list[str] | None:
+        parts = [step for part in parts for step in part.split(DEFAULT_DELIMITER)]
+        table_identifier(parts)
+        beside = [*view_id[:-1], *parts]
+        candidates = [beside, parts] if len(view_id) > 1 else [parts]
+        return next((candidate for candidate in candidates if self._catalog.find(candidate) is not None), None)
 
     def _require_view(self, view_id: list[str]) -> tuple[TablePlace, Mapping[bytes, bytes]]:
         place = self._catalog.locate(view_id)
@@ -162,3 +172,9 @@ class Views:
         except (LanceNamespaceError, ValueError, OSError):
             return False  # only declared, dropped in this moment, or damaged: no view in any case
         return DEFINITION_KEY.encode() in (dataset.schema.metadata or {})
+
+
+def _definition(metadata: Mapping[bytes, bytes]) -> ViewDefinition:
+    definition = ViewDefinition.from_metadata(metadata)
+    assert definition is not None
+    return definition

@@ -13,11 +13,14 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from airflow_provider_lance.api.jobs import JobSpec
+from airflow_provider_lance.namespace import SparkNamespace
 from airflow_provider_lance.namespace.config import Cluster, ServerConfig
 from airflow_provider_lance.namespace.database import Database, sqlite_url
 from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.registry import Timings
 from airflow_provider_lance.namespace.submission import JobSubmission
+from tests.namespace.recording_jobs import RecordingJobs
+from tests.namespace.tables import with_people
 
 FAKE_DRIVER = Path(__file__).with_name("fake_driver.py")
 #: The contract's times, shortened to what a test can wait for.
@@ -30,6 +33,18 @@ QUICK = Timings(
     server_lease=4.0,
     relaunch_pause=0.05,
 )
+
+
+@pytest.fixture
+def jobs() -> RecordingJobs:
+    """What the namespace of this test submits to."""
+    return RecordingJobs()
+
+
+@pytest.fixture
+def namespace(tmp_path: Path, jobs: RecordingJobs) -> SparkNamespace:
+    """With the table ``people``, and jobs that are recorded and not run."""
+    return with_people(tmp_path, jobs)
 
 
 @pytest.fixture(scope="session")

@@ -29,16 +29,6 @@ from tests.namespace.recording_jobs import RecordingJobs
 from tests.namespace.tables import PEOPLE, stream, with_people
 
 
-@pytest.fixture
-def jobs() -> RecordingJobs:
-    return RecordingJobs()
-
-
-@pytest.fixture
-def namespace(tmp_path: Path, jobs: RecordingJobs) -> SparkNamespace:
-    return with_people(tmp_path, jobs)
-
-
 def add(namespace: SparkNamespace, *columns: dict[str, Any], **fields: Any) -> int:
     return int(namespace.alter_table_add_columns({"id": ["people"], "new_columns": list(columns), **fields}).version)
 

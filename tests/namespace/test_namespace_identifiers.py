@@ -18,6 +18,7 @@ from lance_namespace.errors import (
 
 from airflow_provider_lance.api.operations import OPERATIONS, Body
 from airflow_provider_lance.namespace import SparkNamespace
+from airflow_provider_lance.namespace.identifiers import check_identifier
 from tests.namespace.tables import PEOPLE, files_below, make_namespace, stream
 
 NASTY = [
@@ -177,3 +178,11 @@ def test_a_namespace_that_does_not_exist(world: tuple[SparkNamespace, Path]) -> 
     namespace, _ = world
     with pytest.raises(NamespaceNotFoundError):
         namespace.declare_table({"id": ["nowhere", "t"]})
+
+
+@pytest.mark.parametrize("name", [":a", "a:", ",a", "a,", " a", "a ", ".a"])
+def test_the_refusal_says_what_may_not_stand_at_the_ends(name: str) -> None:
+    sentence = "a space, a colon or a comma is neither the first nor the last character, and a dot is not the first"
+    with pytest.raises(InvalidInputError, match=sentence):
+        check_identifier([name])
+    assert check_identifier(["a:b, c.d."]) == ["a:b, c.d."]

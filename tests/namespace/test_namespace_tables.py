@@ -102,6 +102,14 @@ class TestCreate:
         namespace.create_table({"id": ["owned"], "properties": {"owner": "ann"}}, stream(PEOPLE))
         assert namespace.describe_table({"id": ["owned"]}).properties == {"owner": "ann"}
 
+    def test_another_servers_properties_are_seen_at_once(self, namespace: SparkNamespace, tmp_path: Path) -> None:
+        namespace.create_table({"id": ["owned"], "properties": {"owner": "ann"}}, stream(PEOPLE))
+        assert namespace.describe_table({"id": ["owned"]}).properties == {"owner": "ann"}
+        other = make_namespace(tmp_path)
+        other.drop_table({"id": ["owned"]})
+        other.create_table({"id": ["owned"], "properties": {"owner": "bob"}}, stream(PEOPLE))
+        assert namespace.describe_table({"id": ["owned"]}).properties == {"owner": "bob"}
+
     def test_refuses_storage_options_that_redirect_the_server(self, namespace: SparkNamespace) -> None:
         for key in ("aws_endpoint", "aws_secret_access_key", "proxy_url"):
             with pytest.raises(InvalidInputError, match=key):

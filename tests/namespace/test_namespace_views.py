@@ -27,17 +27,6 @@ from airflow_provider_lance.namespace.watch import WatchSettings
 from tests.namespace.recording_jobs import RecordingJobs
 from tests.namespace.tables import PEOPLE, stream, with_people
 
-
-@pytest.fixture
-def jobs() -> RecordingJobs:
-    return RecordingJobs()
-
-
-@pytest.fixture
-def namespace(tmp_path: Path, jobs: RecordingJobs) -> SparkNamespace:
-    return with_people(tmp_path, jobs)
-
-
 QUERY = "SELECT id, upper(text) AS shout FROM people WHERE id > 1"
 
 
@@ -133,6 +122,36 @@ class TestCreate:
         far, near, named = (next(iter(item.spec.tables.values())) for item in jobs.submissions)
         assert far.endswith("/people.lance")
         assert near == named == namespace.describe_table({"id": ["team", "people"]}).location
+
+
+class TestDescribe:
+    JOIN = "SELECT a.id FROM people a JOIN pets b ON a.id = b.id"
+
+    def test_tells_every_source_and_the_version_it_was_refreshed_from(self, namespace: SparkNamespace) -> None:
+        namespace.create_namespace({"id": ["team"]})
+        namespace.create_table({"id": ["team", "pets"]}, stream(PEOPLE))
+        view_id = ["team", "joined"]
+        namespace.create_materialized_view({"id": view_id, "query": self.JOIN, "with_no_data": True})
+        before = namespace.describe_materialized_view({"id": view_id}).to_dict()
+        assert before["source_table"] == "", "which has room for one name only"
+        tables: dict[str, list[str]] = {"people": ["people"], "pets": ["team", "pets"]}
+        assert before["sources"] == [{"name": name, "table_id": table_id} for name, table_id in tables.items()]
+        namespace.insert_into_table({"id": ["team", "pets"]}, stream(PEOPLE))
+        points = {}
+        for name, table_id in tables.items():
+            source = namespace._catalog.open(table_id)
+            points[name] = SourcePoint(source.version, version_timestamp(source))
+        view = namespace._catalog.table(view_id)
+        write_bookmark(ViewTable(view), view.open().version, Outcome(points, "rebuild"), "job")
+        after = namespace.describe_materialized_view({"id": view_id}).to_dict()
+        assert [(source["name"], source["version"]) for source in after["sources"]] == [("people", 1), ("pets", 2)]
+
+    def test_a_source_that_is_gone_has_no_table(self, namespace: SparkNamespace) -> None:
+        create(namespace, with_no_data=True)
+        namespace.drop_table({"id": ["people"]})
+        described = namespace.describe_materialized_view({"id": ["loud"]})
+        assert described.source_table == "people"
+        assert described.to_dict()["sources"] == [{"name": "people"}]
 
 
 class TestRefresh:

@@ -98,6 +98,27 @@ class TestInChromium:
         assert "fake driver of" in page
         assert colours(screenshot(f"{server.url}/ui/jobs/{job_id}", tmp_path)) > 5
 
+    def test_the_bar_moves_and_the_button_cancels(self, server: ServerProcess) -> None:
+        from playwright.sync_api import expect, sync_playwright
+
+        assert server.registry is not None
+        with jobs_of(server.registry, server.directory) as jobs:
+            job_id = jobs.submit(submission("moving", fake={"seconds": 60, "rows": 1_000_000}))
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_page()
+            page.set_default_timeout(30_000)
+            page.goto(f"{server.url}/ui/jobs/{job_id}")
+            expect(page.locator("#state")).to_have_text("RUNNING", timeout=30_000)
+            bar = page.locator("#bar")
+            first = wait_until(lambda: bar.evaluate("bar => bar.value"), 30)
+            wait_until(lambda: bar.evaluate("bar => bar.value") > first, 30)
+            page.get_by_role("button", name="Cancel").click()
+            expect(page.locator("#state")).to_have_text("CANCELLED", timeout=30_000)
+            expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+            browser.close()
+        assert server.job(job_id)["job_state"] == "CANCELLED"
+
 
 def dump(url: str, folder: Path) -> str:
     """The page's DOM after its scripts ran for a while."""

@@ -276,7 +276,26 @@ class TestKeys:
         assert server.post("/v1/jobs/claim", claim).json()["claim_token"] == token  # from now on the token is enough
         bearer = {"authorization": f"Bearer {token}"}
         assert server.post("/v1/table/people/describe", headers=bearer).status_code == 200
-        assert server.post("/v1/jobs/cancel", {"job_id": job_id}, headers=bearer).status_code == 403
+        assert server.post("/v1/table/people/version/list", headers=bearer).status_code == 200
+        assert server.post("/v1/table/people/version/describe", {"version": 1}, headers=bearer).status_code == 200
+        staged = {"version": 99, "manifest_path": "nowhere"}
+        assert server.post("/v1/table/people/version/create", staged, headers=bearer).status_code == 400
+        for path, body in {
+            "/v1/jobs/cancel": {"job_id": job_id},
+            "/v1/jobs/describe": {"job_id": job_id},
+            "/v1/table/people/count_rows": {},
+            "/v1/table/people/drop": {},
+            "/v1/table/people/tags/create": {"tag": "mine", "version": 1},
+            "/v1/table/people/version/delete": {"ranges": []},
+            "/v1/table/pets/describe": {},
+            "/v1/table/pets/version/create": staged,
+            "/v1/table/pets.people/describe?delimiter=.": {},
+            "/v1/table/people/backfill_column": {"column": "n"},
+        }.items():
+            answer = server.post(path, body, headers=bearer)
+            assert (answer.status_code, answer.json()["code"]) == (403, 15), path
+        for path in ("/v1/table", "/metrics", "/ui/data/jobs"):
+            assert httpx.get(f"{server.url}{path}", headers=bearer).status_code == 403, path
         end = {"job_id": job_id, "claim_token": token, "seq": 1, "terminal": {"state": "DONE", "result": {}}}
         assert server.post("/v1/jobs/report", end).json()["state"] == "DONE"
         assert server.post("/v1/table/people/describe", headers=bearer).status_code == 401

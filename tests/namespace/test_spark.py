@@ -2,49 +2,88 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from airflow_provider_lance.api.client import LanceClient
+from airflow_provider_lance.api.jobs import Job
 
 from .conftest import wait_until
 from .server_process import ROOT
 
 
-@pytest.mark.timeout(300)
-def test_a_column_is_filled_by_a_spark_job(tmp_path: Path) -> None:
-    serve = ["serve", "--port", "0", "--root", str(tmp_path / "lake"), "--state-dir", str(tmp_path / "state")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "airflow_provider_lance.namespace.cli", *serve],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    url = process.stdout.readline().split()[1]
-    try:
-        with LanceClient(url) as client:
-            client.create_table({"id": ["people"]}, pa.table({"id": range(1000), "text": ["abc"] * 1000}))
-            added = [{"name": "n", "computed": "length(text)"}]
-            client.alter_table_add_columns({"id": ["people"], "new_columns": added})
-            job_id = client.alter_table_backfill_columns({"id": ["people"], "column": "n"}).job_id
-            job = wait_until(lambda: (found := client.job(job_id)).state.terminal and found, 240)
-            log = (tmp_path / "state" / "logs" / job_id / "attempt-1.log").read_text()
-            assert job.state.value == "DONE", (job, log[-3000:])
-            assert job.result is not None
-            assert job.result["rows_assigned"] == 1000
-            query = {"id": ["people"], "vector": {}, "k": 2000, "columns": {"column_names": ["n"]}}
-            assert set(client.query_arrow(query)["n"].to_pylist()) == {3}
-            assert job.progress is not None
-            assert job.progress.rows_done == 1000
-            messages = client.query_job_events({"job_id": job_id})["message"].to_pylist()
-            assert messages[-1] == "DONE on attempt 1"
-    finally:
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., LanceClient]]:
+    """``airflow-lance serve`` with a table of 1000 rows and a column to fill; ``env`` is for its drivers."""
+    started: list[tuple[subprocess.Popen[str], LanceClient]] = []
+
+    def start(**env: str) -> LanceClient:
+        config = tmp_path / "config.toml"
+        values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in env.items())
+        config.write_text(f"[clusters.local]\nenv = {{ {values} }}\n")
+        options = ["--root", tmp_path / "lake", "--state-dir", tmp_path / "state", "--config", config, "--port", "0"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", *map(str, options)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        client = LanceClient(process.stdout.readline().split()[1])
+        started.append((process, client))
+        client.create_table({"id": ["people"]}, pa.table({"id": range(1000), "text": ["abc"] * 1000}))
+        added = [{"name": "n", "computed": "length(text)"}]
+        client.alter_table_add_columns({"id": ["people"], "new_columns": added})
+        return client
+
+    yield start
+    for process, client in started:
+        client.close()
         process.terminate()
         process.wait(timeout=30)
+
+
+def fill(client: LanceClient, logs: Path) -> Job:
+    job_id = client.alter_table_backfill_columns({"id": ["people"], "column": "n"}).job_id
+    job = wait_until(lambda: (found := client.job(job_id)).state.terminal and found, 240)
+    said = "".join(path.read_text()[-3000:] for path in sorted((logs / job_id).glob("attempt-*.log")))
+    assert job.state.value == "DONE", (job, said)
+    assert job.result is not None
+    assert job.result["rows_assigned"] == 1000
+    query = {"id": ["people"], "vector": {}, "k": 2000, "columns": {"column_names": ["n"]}}
+    assert client.query_arrow(query)["n"].to_pylist() == [3] * 1000
+    return job
+
+
+@pytest.mark.timeout(300)
+def test_a_column_is_filled_by_a_spark_job(serve: Callable[..., LanceClient], tmp_path: Path) -> None:
+    client = serve()
+    job = fill(client, tmp_path / "state" / "logs")
+    assert job.progress is not None
+    assert job.progress.rows_done == 1000
+    messages = client.query_job_events({"job_id": job.job_id})["message"].to_pylist()
+    assert messages[-1] == "DONE on attempt 1"
+
+
+@pytest.mark.timeout(300)
+def test_drivers_killed_between_claim_and_report_are_followed_by_one_that_ends_the_job(
+    serve: Callable[..., LanceClient], tmp_path: Path
+) -> None:
+    """The first dies with its claim in hand, the second with everything committed and nothing said, the third when its
+    last word was heard."""
+    deaths = {point: tmp_path / point for point in ("claimed", "before-report", "after-report")}
+    client = serve(LANCE_ENGINE_TEST_FAULT=",".join(f"{point}:once:{path}" for point, path in deaths.items()))
+    before = client.describe_table({"id": ["people"]}).version
+    job = fill(client, tmp_path / "state" / "logs")
+    assert all(path.exists() for path in deaths.values())
+    assert client.describe_table({"id": ["people"]}).version == before + 1  # computed and committed once
+    messages = client.query_job_events({"job_id": job.job_id})["message"].to_pylist()
+    assert messages[-1] == "DONE on attempt 3"

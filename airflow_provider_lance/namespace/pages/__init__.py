@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 Page = Callable[[Request], Awaitable[Response]]
 
-_FILES = {
-    "jobs.html": "text/html",
-    "job.html": "text/html",
-    "pages.js": "text/javascript",
-    "pages.css": "text/css",
-}
+_TITLES = {"jobs": "Lance jobs", "job": "Lance job"}
 _HEADERS = {
     # Nothing but our own files and our own server, whatever a job's text may hold.
     "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
@@ -42,10 +37,10 @@ _MOST_LOG = 4 << 20
 
 def page_routes(server: Server, base_path: str) -> Iterator[tuple[str, str, Page]]:
     """``(path, name, answer)`` of every page and of the data behind them."""
-    yield "/ui", "ui", _file("jobs.html", base_path)
-    yield "/ui/jobs/{job_id}", "ui_job", _file("job.html", base_path)
-    yield "/ui/static/pages.js", "ui_static", _file("pages.js")
-    yield "/ui/static/pages.css", "ui_static", _file("pages.css")
+    yield "/ui", "ui", _page("jobs", base_path)
+    yield "/ui/jobs/{job_id}", "ui_job", _page("job", base_path)
+    yield "/ui/static/pages.js", "ui_static", _static("pages.js", "text/javascript")
+    yield "/ui/static/pages.css", "ui_static", _static("pages.css", "text/css")
 
     async def jobs(request: Request) -> Response:
         await server.require(request, Scope.READ)
@@ -65,13 +60,24 @@ def page_routes(server: Server, base_path: str) -> Iterator[tuple[str, str, Page
     yield "/v1/jobs/{job_id}/log", "job_log", log
 
 
-def _file(name: str, base_path: str = "") -> Page:
-    content = files(__package__).joinpath(name).read_text()
-    if name.endswith(".html"):
-        content = content.replace("{base}", html.escape(base_path))
+def _page(name: str, base_path: str) -> Page:
+    """A page of its own in the frame that all pages share."""
+    content = _text("frame.html").replace("{content}", _text(f"{name}.html")).replace("{login}", _text("login.html"))
+    content = content.replace("{title}", _TITLES[name]).replace("{page}", name)
+    return _fixed(content.replace("{base}", html.escape(base_path)), "text/html")
 
+
+def _static(name: str, kind: str) -> Page:
+    return _fixed(_text(name), kind)
+
+
+def _text(name: str) -> str:
+    return files(__package__).joinpath(name).read_text()
+
+
+def _fixed(content: str, kind: str) -> Page:
     async def answer(_request: Request) -> Response:
-        return Response(content, media_type=f"{_FILES[name]}; charset=utf-8", headers=_HEADERS)
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
 
     return answer
 
