@@ -36,7 +36,7 @@ with DAG(
         sources = {}
         for name in names:
             view = namespace.describe_materialized_view({"id": [*parts, name]})
-            sources[name] = {view.source_table} if view.source_table else words(view.query or "")
+            sources[name] = reads(view, parts)
         level: dict[str, int] = {}
 
         def level_of(name: str, path: tuple[str, ...] = ()) -> int:
@@ -52,11 +52,14 @@ with DAG(
                 raise AirflowFailException(f"The view {name} is more than {LEVELS} levels above its tables.")
         return [[[*parts, name] for name in names if level[name] == number] for number in range(LEVELS)]
 
-    def words(query: str) -> set[str]:
-        """The names a query mentions; those that are views are its sources."""
+    def reads(view: Any, parts: list[str]) -> set[str]:
+        """The names in this namespace that a view reads; from a server that does not list them, those it mentions."""
         import re
 
-        return set(re.findall(r"[\w.]+", query))
+        if view.sources:
+            ids = [source.table_id or [] for source in view.sources]
+            return {table_id[-1] for table_id in ids if table_id[:-1] == parts and table_id}
+        return {view.source_table} if view.source_table else set(re.findall(r"[\w.]+", view.query or ""))
 
     @task
     def views_of(levels: list[list[list[str]]], number: int) -> list[list[str]]:

@@ -111,7 +111,7 @@ def _async_method(operation: Operation) -> Callable[..., Any]:
 def _fields(operation: Operation, request: Any) -> dict[str, Any]:
     """The request's fields as plain data; a dict is checked against the model but sent as it is.
 
-    pylance's Rust side hands over a dict subclass, and dicts may carry fields the generated models lack (``full``).
+    pylance's Rust side hands over a dict subclass, and dicts may carry fields the generated models lack.
     """
     if request is None:
         request = {}
@@ -120,29 +120,27 @@ def _fields(operation: Operation, request: Any) -> dict[str, Any]:
         if isinstance(fields.get("on"), str):  # one merge key, as the spec had it before it took several
             fields["on"] = [fields["on"]]
         if operation.request is not None:
-            _validate(operation, fields)
+            identifier = fields.get("id")
+            read_request(operation, {**fields, "id": None} if isinstance(identifier, str) else fields)
         return fields
     if isinstance(request, BaseModel):
         return request.to_dict() if hasattr(request, "to_dict") else request.model_dump(exclude_none=True)
     raise InvalidInputError(f"{operation.name} takes a {operation.request} or a dict, not {type(request).__name__}.")
 
 
-def _validate(operation: Operation, fields: dict[str, Any]) -> None:
+def read_request(operation: Operation, fields: dict[str, Any]) -> Any:
+    """The request's fields, checked, as the model of the dialect they are in; ``InvalidInputError`` in one sentence."""
     assert operation.request is not None
     kind = model(operation.request)
     if operation.name == "create_materialized_view" and "query" in fields:
         kind = CreateMaterializedViewQueryRequest
-    identifier = fields.get("id")
-    checked = {**fields, "id": None} if isinstance(identifier, str) else fields
-    problem = ""
     try:
-        kind.from_dict(checked)
+        return kind.from_dict(fields)
     except ValidationError as error:
         problem = validation_sentence(error)
     except ValueError as error:  # the generated one-of wrappers raise these
         problem = str(error)
-    if problem:
-        raise InvalidInputError(f"{operation.name}: {problem}")
+    raise InvalidInputError(f"{operation.name}: {problem}")
 
 
 def validation_sentence(error: ValidationError) -> str:

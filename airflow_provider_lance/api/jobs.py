@@ -141,6 +141,37 @@ class JobSpec:
         known = cls.__dataclass_fields__
         return cls(**{key: value for key, value in data.items() if key in known})
 
+    @classmethod
+    def read(cls, document: Any) -> JobSpec:
+        """A spec that a person wrote, to be run without a server; ``ValueError`` with a sentence if it is wrong.
+
+        ``table_id`` may be left out: the location's last part names the table then. A ``job_id`` beside the fields is
+        left to the caller.
+        """
+        if not isinstance(document, Mapping):
+            raise ValueError(f"A job spec is a JSON object, not {type(document).__name__}.")
+        if "storage_options" in document:
+            raise ValueError("Credentials do not belong into a job spec: it is shown and logged.")
+        known = cls.__dataclass_fields__
+        for name in document:
+            if name not in known and name != "job_id":
+                raise ValueError(f"A job spec has no field {name!r}; it has {', '.join(known)}.")
+        types = [kind.value for kind in JobType]
+        if document.get("job_type") not in types:
+            raise ValueError(f"The spec's job_type is {document.get('job_type')!r}; it must be {' or '.join(types)}.")
+        location = document.get("location")
+        if not isinstance(location, str) or not location.strip():
+            raise ValueError(f"The spec's location is {location!r}; it must be the path or URI of the table or view.")
+        for name in ("request", "options", "tables"):
+            if not isinstance(document.get(name, {}), Mapping):
+                raise ValueError(f"The spec's {name} is {document[name]!r}; it must be an object.")
+        table_id = document.get("table_id") or [location.rstrip("/").rpartition("/")[2].removesuffix(".lance")]
+        if not isinstance(table_id, list | tuple) or not all(isinstance(part, str) and part for part in table_id):
+            raise ValueError(f"The spec's table_id is {table_id!r}; it must be a list of names.")
+        if document.get("managed"):
+            raise ValueError("A table whose versions its namespace manages cannot be written without that namespace.")
+        return cls.from_dict({**document, "location": location, "table_id": list(table_id)})
+
 
 @dataclass(frozen=True)
 class Progress:

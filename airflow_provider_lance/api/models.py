@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 
 class _Model(BaseModel):
@@ -64,6 +64,21 @@ class CreateMaterializedViewQueryRequest(_Request):
     auto_refresh: bool | None = None
 
 
+class RefreshMaterializedViewRequest(_Request):
+    """The spec's, and ``full``: compute everything instead of the changes."""
+
+    id: list[str] | None = None
+    src_version: StrictInt | None = Field(default=None, description="Version of the source; its newest by default")
+    full: StrictBool | None = Field(default=None, description="Compute everything instead of the changes")
+    max_rows_per_fragment: StrictInt | None = None
+    concurrency: StrictInt | None = None
+    intra_applier_concurrency: StrictInt | None = None
+    source_task_size: StrictInt | None = None
+    output_limit: StrictInt | None = None
+    cluster: str | None = None
+    manifest: str | None = None
+
+
 class ViewRequest(_Request):
     """A create or refresh of a view in any dialect; its fields are checked by whoever knows what a view is."""
 
@@ -79,8 +94,22 @@ class ViewProjection(_Model):
     expression: str
 
 
+class ViewSource(_Model):
+    """A table a view reads: its name in the query, what that stands for, and the version the view was refreshed from.
+
+    ``table_id`` is missing where there is no such table any longer, ``version`` before the first refresh.
+    """
+
+    name: str
+    table_id: list[str] | None = None
+    version: int | None = None
+
+
 class DescribeMaterializedViewResponse(_Response):
+    """LanceDB's, where ``source_table`` is the one table of a simple view; ``sources`` are those of any view."""
+
     source_table: str | None = None
+    sources: list[ViewSource] | None = None
     projections: list[ViewProjection] | None = None
     filter: str | None = None
     limit: int | None = None

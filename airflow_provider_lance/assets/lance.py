@@ -75,6 +75,13 @@ def assets_of(outlets: Iterable[Any], table_id: Sequence[str]) -> list[Asset]:
     return found
 
 
+def write_events(context: Any, outlets: Iterable[Any], table_id: Sequence[str], **extra: Any) -> None:
+    """Write ``extra``, as far as it is known, to the events of the outlets that are this table."""
+    known = {key: value for key, value in extra.items() if value is not None}
+    for asset in assets_of(outlets, table_id):
+        context["outlet_events"][asset].extra.update(known)
+
+
 def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset | None:
     """Airflow's converter: the namespace is the authority, the name the identifier's path."""
     from airflow.providers.common.compat.openlineage.facet import Dataset

@@ -224,7 +224,7 @@ class LanceNamespaceHook(BaseHook):
     def _call_in_process(self, operation: str, fields: dict[str, Any], data: Any) -> Any:
         from lance_namespace.errors import LanceNamespaceError
 
-        from airflow_provider_lance.api.models import model
+        from airflow_provider_lance.api.client import read_request
 
         method = getattr(self._namespace, operation, None)
         if method is None:
@@ -240,9 +240,7 @@ class LanceNamespaceHook(BaseHook):
         row = OPERATIONS[operation]
         problem: tuple[str, int, str | None]
         try:
-            request = (
-                model(row.request).from_dict(given) if row.request and not row.path.startswith("/v1/jobs") else given
-            )
+            request = read_request(row, given) if row.request and not row.path.startswith("/v1/jobs") else given
             answer = method(request, _ipc(data)) if data is not None else method(request)
         except (LanceNamespaceError, NotImplementedError) as error:
             problem = (
@@ -255,7 +253,8 @@ class LanceNamespaceHook(BaseHook):
         else:
             return answer.to_dict() if hasattr(answer, "to_dict") else answer
         message, code, instance = problem
-        raise WireError(f"{operation}: {message}", code=code, operation=operation, instance=instance)
+        message = message if message.startswith(f"{operation}: ") else f"{operation}: {message}"
+        raise WireError(message, code=code, operation=operation, instance=instance)
 
 
 def is_missing(error: WireError) -> bool:

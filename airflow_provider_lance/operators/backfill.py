@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.jobs import JobType
-from airflow_provider_lance.operators.lineage import ColumnEdge, TableLineage, computed_inputs, lineage_facets
+from airflow_provider_lance.operators.rendered import given, number, rendered_fields, text, truth, whole_number
 from airflow_provider_lance.operators.submit import LanceJobOperator
 
-#: The request's own fields, besides ``id`` and ``column``; each is an argument of the operator.
-REQUEST_FIELDS = (
-    "branch",
-    "where",
-    "concurrency",
-    "intra_applier_concurrency",
-    "min_checkpoint_size",
-    "max_checkpoint_size",
-    "batch_checkpoint_flush_interval_seconds",
-    "read_version",
-    "task_size",
-    "num_frags",
-    "checkpoint_size",
-    "commit_granularity",
-    "cluster",
-    "manifest",
-)
+#: The request's own fields, besides ``id`` and ``column``, and what a rendered value must be; each is an argument.
+REQUEST_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+    "branch": text,
+    "where": text,
+    "concurrency": whole_number,
+    "intra_applier_concurrency": whole_number,
+    "min_checkpoint_size": whole_number,
+    "max_checkpoint_size": whole_number,
+    "batch_checkpoint_flush_interval_seconds": number,
+    "read_version": whole_number,
+    "task_size": whole_number,
+    "num_frags": whole_number,
+    "checkpoint_size": whole_number,
+    "commit_granularity": whole_number,
+    "cluster": text,
+    "manifest": text,
+}
 
 
 class LanceBackfillColumnOperator(LanceJobOperator):
@@ -106,24 +106,28 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         self.max_failed_rows = max_failed_rows
 
     def request(self) -> dict[str, Any]:
-        fields = {name: _given(getattr(self, name)) for name in REQUEST_FIELDS}
-        return {"column": self.column, **{name: value for name, value in fields.items() if value is not None}}
+        return {"column": self.column, **rendered_fields(self, REQUEST_FIELDS)}
 
     def options(self) -> dict[str, str]:
         options = {}
-        if _given(self.plan_only) in (True, "true", "True"):
+        if truth("plan_only", self.plan_only):
             options["plan"] = "true"
-        if (most := _given(self.max_failed_rows)) is not None:
+        if (most := whole_number("max_failed_rows", self.max_failed_rows)) is not None:
             options["max_failed_rows"] = str(most)
         return options
 
     def did_nothing(self, result: dict[str, Any]) -> bool:
+        plan = result.get("plan")
+        if isinstance(plan, dict):
+            return not plan.get("fragments")
         return result.get("rows_assigned") == 0 and not result.get("rows_failed")
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """For Airflow's OpenLineage provider: the table to itself, and the column from its inputs."""
+        from airflow_provider_lance.operators.lineage import ColumnEdge, TableLineage, computed_inputs, lineage_facets
+
         table_id = self.parse_id(self.table_id)
-        inputs = computed_inputs(self.hook, table_id, self.column)
+        inputs = computed_inputs(self.hook, table_id, self.column, given(self.branch))
         return lineage_facets(
             self.hook,
             self.outlets,
@@ -133,8 +137,3 @@ class LanceBackfillColumnOperator(LanceJobOperator):
                 edges=[ColumnEdge(self.column, table_id, name) for name in inputs],
             ),
         )
-
-
-def _given(value: Any) -> Any:
-    """A rendered template may leave an empty string or the word None where nothing was meant."""
-    return None if value in ("", "None") else value

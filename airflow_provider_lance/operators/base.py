@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.errors import INVALID_INPUT, UNSUPPORTED, WireError
 from airflow_provider_lance.api.ids import Identifier, InvalidIdentifierError
-from airflow_provider_lance.assets.lance import assets_of
+from airflow_provider_lance.assets.lance import write_events
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 if TYPE_CHECKING:
@@ -21,6 +21,17 @@ def task_error(error: WireError | ValueError) -> AirflowException:
     """A failed request as a task's failure: without another try where the same request can only fail again."""
     hopeless = not isinstance(error, WireError) or error.code in {INVALID_INPUT, UNSUPPORTED}
     return (AirflowFailException if hopeless else AirflowException)(str(error))
+
+
+def read_table_id(hook: LanceNamespaceHook, identifier: Identifier, task_id: str) -> list[str]:
+    """The identifier of the table a task is about, as a list; what names none fails the task for good."""
+    try:
+        parts = hook.parse_id(identifier)
+    except InvalidIdentifierError as error:
+        raise task_error(error) from None
+    if not parts:
+        raise AirflowFailException(f"Task {task_id} names no table: its identifier is empty.")
+    return parts
 
 
 class LanceBaseOperator(BaseOperator):
@@ -42,13 +53,7 @@ class LanceBaseOperator(BaseOperator):
 
     def parse_id(self, identifier: Identifier) -> list[str]:
         """A table's or view's identifier as a list; the root namespace is not one."""
-        try:
-            parts = self.hook.parse_id(identifier)
-        except InvalidIdentifierError as error:
-            raise task_error(error) from None
-        if not parts:
-            raise AirflowFailException(f"Task {self.task_id} names no table: its identifier is empty.")
-        return parts
+        return read_table_id(self.hook, identifier, self.task_id)
 
     def call(
         self, operation: str, fields: Mapping[str, Any], data: Any = None, *, tolerate: Sequence[int] = ()
@@ -72,6 +77,4 @@ class LanceBaseOperator(BaseOperator):
 
     def publish(self, context: Context, table_id: Sequence[str], **extra: Any) -> None:
         """Write ``extra`` to the events of those declared outlets that are this table; adds no outlet of its own."""
-        known = {key: value for key, value in extra.items() if value is not None}
-        for asset in assets_of(self.outlets, table_id):
-            context["outlet_events"][asset].extra.update(known)
+        write_events(context, self.outlets, table_id, **extra)

@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.operators.rendered import number, whole_number
 from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
@@ -72,27 +73,28 @@ class LanceTableCheckOperator(LanceBaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
-        version = self.version
-        if version in (None, "", "None", "latest"):
+        version = whole_number("version", None if self.version == "latest" else self.version)
+        least, most_rows = whole_number("min_rows", self.min_rows), whole_number("max_rows", self.max_rows)
+        allowed = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, self.max_nulls)
+        limits = {column: number("max_nulls", limit) or 0.0 for column, limit in allowed.items()}
+        if version is None:
             # One version for all figures, whoever writes meanwhile.
             version = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION}).get(
                 "version"
             )
-        at = {"id": table_id, "version": int(version) if version is not None else None, "branch": self.branch}
+        at = {"id": table_id, "version": version, "branch": self.branch}
 
         def count(predicate: str | None = None) -> int:
             return int(self.answer("count_table_rows", {**at, "predicate": predicate})["count"])
 
         rows = count()
-        allowed = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, self.max_nulls)
-        limits = {column: float(limit) for column, limit in allowed.items()}  # a rendered template is text
         nulls = {column: count(f"{column} IS NULL") for column in limits}
         violations = rows - count(self.predicate) if self.predicate else None
         problems = []
-        if self.min_rows not in (None, "") and rows < int(self.min_rows):
-            problems.append(f"{rows:,} rows, at least {int(self.min_rows):,} expected")
-        if self.max_rows not in (None, "") and rows > int(self.max_rows):
-            problems.append(f"{rows:,} rows, at most {int(self.max_rows):,} expected")
+        if least is not None and rows < least:
+            problems.append(f"{rows:,} rows, at least {least:,} expected")
+        if most_rows is not None and rows > most_rows:
+            problems.append(f"{rows:,} rows, at most {most_rows:,} expected")
         for column, limit in limits.items():
             most = limit * rows if 0 < limit < 1 else limit
             if nulls[column] > most:

@@ -38,67 +38,84 @@ class TableLineage:
 
 @dataclass(frozen=True)
 class ViewSource:
-    """A view's source table, what the view takes of it, and the version it was last refreshed from."""
+    """A table a view reads, and the version of it that the view was last refreshed from, where that is known."""
 
     table_id: list[str]
-    projections: dict[str, str]
     refreshed_version: int | None
 
 
-def computed_inputs(hook: LanceNamespaceHook, table_id: list[str], column: str) -> list[str]:
+def computed_inputs(hook: LanceNamespaceHook, table_id: list[str], column: str, branch: str | None = None) -> list[str]:
     """The input columns of a computed or virtual column, as the table's schema declares them."""
-    for entry in _schema(hook, table_id).get("fields") or []:
+    for entry in _schema(hook, table_id, branch).get("fields") or []:
         if entry.get("name") != column:
             continue
         metadata = entry.get("metadata") or {}
-        for key in ("computed_column.inputs", "virtual_column.inputs", "virtual_column.udf_inputs"):
-            try:
-                names = json.loads(metadata.get(key) or "null")
-            except ValueError:
-                continue
-            if isinstance(names, list):
-                return [str(name) for name in names]
+        names = _decoded(metadata.get("computed_column.inputs"))
+        definition = _decoded(metadata.get("virtual_column.definition"))
+        if isinstance(definition, dict):
+            names = definition.get("input_columns")
+        return [str(name) for name in names] if isinstance(names, list) else []
     return []
 
 
-def view_source(hook: LanceNamespaceHook, view_id: list[str]) -> ViewSource | None:
-    """What the namespace tells about a view; ``None`` if it has no single source table."""
-    described = hook.call("describe_materialized_view", {"id": view_id})
+def _decoded(text: Any) -> Any:
+    """JSON of a field's metadata; ``None`` where there is none, or something else."""
+    try:
+        return json.loads(text or "null")
+    except (TypeError, ValueError):
+        return None
+
+
+def view_sources(hook: LanceNamespaceHook, view_id: list[str]) -> list[ViewSource]:
+    """Every table a view reads; empty where the namespace does not tell them all."""
+    return _sources(hook, view_id, hook.call("describe_materialized_view", {"id": view_id}))
+
+
+def _sources(hook: LanceNamespaceHook, view_id: list[str], described: dict[str, Any]) -> list[ViewSource]:
+    listed = described.get("sources")
+    if isinstance(listed, list) and listed:
+        if not all(isinstance(source, dict) and source.get("table_id") for source in listed):
+            return []  # one of them is gone
+        return [ViewSource(list(source["table_id"]), _version(source.get("version"))) for source in listed]
+    # LanceDB's servers name one table, and keep its version in the view's schema.
     name = described.get("source_table")
     if not isinstance(name, str) or not name:
-        return None
+        return []
     parts = hook.parse_id(name)
+    version = described.get("source_version")
+    if version is None:
+        version = (_schema(hook, view_id).get("metadata") or {}).get("mv.source_version")
+    return [ViewSource(parts if len(parts) > 1 else [*view_id[:-1], *parts], _version(version))]
+
+
+def _version(value: Any) -> int | None:
+    return int(value) if value is not None and str(value).isdigit() else None
+
+
+def view_lineage(hook: LanceNamespaceHook, view_id: list[str]) -> TableLineage:
+    """From all sources to the view; and from a single source's columns, by the names the view's expressions use."""
+    try:
+        described = hook.call("describe_materialized_view", {"id": view_id})
+        sources = [source.table_id for source in _sources(hook, view_id, described)]
+        edges = _projected(hook, sources[0], described) if len(sources) == 1 else []
+    except WireError:
+        return TableLineage(output=view_id, inputs=[])
+    return TableLineage(output=view_id, inputs=sources, edges=edges)
+
+
+def _projected(hook: LanceNamespaceHook, source_id: list[str], described: dict[str, Any]) -> list[ColumnEdge]:
     projections = {
         str(item["output_column"]): str(item["expression"])
         for item in described.get("projections") or []
         if isinstance(item, dict) and "output_column" in item and "expression" in item
     }
-    version = described.get("source_version")
-    if version is None:
-        version = (_schema(hook, view_id).get("metadata") or {}).get("mv.source_version")
-    return ViewSource(
-        table_id=parts if len(parts) > 1 else [*view_id[:-1], *parts],
-        projections=projections,
-        refreshed_version=int(version) if version is not None and str(version).isdigit() else None,
-    )
-
-
-def view_lineage(hook: LanceNamespaceHook, view_id: list[str]) -> TableLineage:
-    """From the source's columns to the view's, by the names its expressions use."""
-    try:
-        source = view_source(hook, view_id)
-    except WireError:
-        source = None
-    if source is None:
-        return TableLineage(output=view_id, inputs=[])
-    columns = {str(entry.get("name")) for entry in _schema(hook, source.table_id).get("fields") or []}
-    edges = [
-        ColumnEdge(output, source.table_id, word)
-        for output, expression in source.projections.items()
+    columns = {str(entry.get("name")) for entry in _schema(hook, source_id).get("fields") or []}
+    return [
+        ColumnEdge(output, source_id, word)
+        for output, expression in projections.items()
         for word in dict.fromkeys(found.strip('`"') for found in _WORD.findall(expression))
         if word in columns
     ]
-    return TableLineage(output=view_id, inputs=[source.table_id], edges=edges)
 
 
 def lineage_facets(hook: LanceNamespaceHook, outlets: Iterable[Any], lineage: TableLineage) -> Any:
@@ -146,7 +163,7 @@ def _authority(hook: LanceNamespaceHook, outlets: Iterable[Any]) -> str:
     return (urlsplit(settings.base_url).netloc if settings is not None else hook.resolved.implementation).lower()
 
 
-def _schema(hook: LanceNamespaceHook, table_id: list[str]) -> dict[str, Any]:
-    described = hook.call("describe_table", {"id": table_id, **WITH_VERSION})
+def _schema(hook: LanceNamespaceHook, table_id: list[str], branch: str | None = None) -> dict[str, Any]:
+    described = hook.call("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
     schema = described.get("schema") or described.get("var_schema")
     return schema if isinstance(schema, dict) else {}

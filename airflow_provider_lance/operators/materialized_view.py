@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.jobs import JobType
-from airflow_provider_lance.operators.lineage import lineage_facets, view_lineage, view_source
+from airflow_provider_lance.operators.rendered import rendered_fields, text, truth, whole_number
 from airflow_provider_lance.operators.submit import LanceJobOperator
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
 _TABLE_EXISTS = 5
+#: The fields of a refresh, besides ``id``, and what a rendered value must be; each is an argument.
+REFRESH_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+    "src_version": whole_number,
+    "full": truth,
+    "max_rows_per_fragment": whole_number,
+    "concurrency": whole_number,
+    "intra_applier_concurrency": whole_number,
+    "source_task_size": whole_number,
+    "output_limit": whole_number,
+    "cluster": text,
+    "manifest": text,
+}
 
 
 class _ViewOperator(LanceJobOperator):
     job_type = JobType.REFRESH.value
 
     def did_nothing(self, result: dict[str, Any]) -> bool:
-        if str(result.get("mode", "")).lower() in {"noop", "none", "unchanged"}:
+        if str(result.get("mode", "")).lower() in {"no_op", "noop", "none", "unchanged"}:
             return True
+        if "plan" in result:
+            return False  # there is a plan only where there is work
         return result.get("rows_written") == 0 and not result.get("rows_deleted")
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """For Airflow's OpenLineage provider: from the source table and its columns to the view's."""
+        """For Airflow's OpenLineage provider: from the source tables, and a single one's columns, to the view's."""
+        from airflow_provider_lance.operators.lineage import lineage_facets, view_lineage
+
         return lineage_facets(self.hook, self.outlets, view_lineage(self.hook, self.parse_id(self.table_id)))
 
 
@@ -120,18 +136,18 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
 
     :param table_id: the view. (templated)
     :param src_version: of the source to refresh to; its newest by default. (templated)
-    :param full: rebuild instead of applying the changes.
-    :param max_rows_per_fragment: of the view's new fragments.
-    :param concurrency: Spark tasks at once.
-    :param intra_applier_concurrency: threads per Spark task.
-    :param source_task_size: source rows per Spark task.
-    :param output_limit: rows a chunker may give per source row.
+    :param full: rebuild instead of applying the changes. (templated)
+    :param max_rows_per_fragment: of the view's new fragments. (templated)
+    :param concurrency: Spark tasks at once. (templated)
+    :param intra_applier_concurrency: threads per Spark task. (templated)
+    :param source_task_size: source rows per work item. (templated)
+    :param output_limit: cut a chunker's view to so many rows. (templated)
     :param cluster: where it runs, a name from the server's configuration, or ``external``. (templated)
-    :param manifest: the function's environment, a name from the server's configuration. (templated)
+    :param manifest: the function's environment for this refresh, as inline JSON. (templated)
     """
 
     operation = "refresh_materialized_view"
-    template_fields: Sequence[str] = (*_ViewOperator.template_fields, "src_version", "cluster", "manifest")
+    template_fields: Sequence[str] = (*_ViewOperator.template_fields, *REFRESH_FIELDS)
 
     def __init__(
         self,
@@ -160,31 +176,26 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
         self.manifest = manifest
 
     def request(self) -> dict[str, Any]:
-        fields = {
-            "src_version": int(self.src_version) if self.src_version not in (None, "", "None") else None,
-            "full": self.full,
-            "max_rows_per_fragment": self.max_rows_per_fragment,
-            "concurrency": self.concurrency,
-            "intra_applier_concurrency": self.intra_applier_concurrency,
-            "source_task_size": self.source_task_size,
-            "output_limit": self.output_limit,
-            "cluster": self.cluster or None,
-            "manifest": self.manifest or None,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        return rendered_fields(self, REFRESH_FIELDS)
 
     def unchanged(self, table_id: list[str]) -> str | None:
-        """Compare the version the view was refreshed from with the source's newest, where the server tells both."""
-        if self.full or self.src_version is not None:
+        """Compare the versions the view was refreshed from with its sources' newest, where the server tells them."""
+        from airflow_provider_lance.operators.lineage import view_sources
+
+        request = self.request()
+        if request.get("full") or "src_version" in request:
             return None
         try:
-            source = view_source(self.hook, table_id)
-            if source is None or source.refreshed_version is None:
-                return None
-            newest = self.hook.current_version(source.table_id)
+            sources = view_sources(self.hook, table_id)
+            for source in sources:
+                if source.refreshed_version is None:
+                    return None
+                if self.hook.current_version(source.table_id) != source.refreshed_version:
+                    return None
         except WireError as error:
-            self.log.info("Whether the source has changed cannot be told, so the view is refreshed: %s", error)
+            self.log.info("Whether a source has changed cannot be told, so the view is refreshed: %s", error)
             return None
-        if newest != source.refreshed_version:
+        if not sources:
             return None
-        return f"The view {'$'.join(table_id)} is up to date with version {newest} of {'$'.join(source.table_id)}."
+        seen = " and ".join(f"version {source.refreshed_version} of {'$'.join(source.table_id)}" for source in sources)
+        return f"The view {'$'.join(table_id)} is up to date with {seen}."

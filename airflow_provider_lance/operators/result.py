@@ -47,6 +47,11 @@ def job_result(
     }
 
 
+def job_rows(result: Mapping[str, Any] | None) -> int | None:
+    """How many rows a job wrote, whichever kind it was."""
+    return next((result[key] for key in ("rows_assigned", "rows_written") if key in result), None) if result else None
+
+
 def job_failure(event: Event, link: str | None = None) -> BaseException:
     """The exception of an event that is not DONE; one that forbids another try where it could not help."""
     state, failure = event["state"], event.get("failure") or {}

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
-import secrets
 import shutil
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +22,36 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.api.protocol import IDEMPOTENCY_KEY
 from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.assets.lance import write_events
 from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook, is_conflict
+from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.hooks.spark import DriverInput, LanceSparkSubmitHook
 from airflow_provider_lance.links.job import LanceJobLink, LanceSparkLink
 from airflow_provider_lance.operators.base import task_error
-from airflow_provider_lance.operators.result import job_failure, job_result, job_table, look, read_job_id
-from airflow_provider_lance.operators.submit import idempotency_key
-from airflow_provider_lance.triggers.outcome import Follower, job_event
+from airflow_provider_lance.operators.claim import Claim, Watch, claim_job
+from airflow_provider_lance.operators.kubernetes_secret import INSTALL, claim_secret, secret_conf, secret_name
+from airflow_provider_lance.operators.rejoin import conclude, idempotency_key, rejoin, remember
+from airflow_provider_lance.operators.result import (
+    job_failure,
+    job_result,
+    job_rows,
+    job_table,
+    look,
+    read_job_id,
+)
+from airflow_provider_lance.operators.spec import read_spec, read_storage_options, spec_run
+from airflow_provider_lance.triggers.outcome import job_event
 
 if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.common.compat.sdk import Context
 
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 EXTERNAL = "external"
-_SPARK_UI = re.compile(r"(?:SparkUI.*started at|tracking URL:)\s*(https?://[^\s,]+)", re.IGNORECASE)
+_SPARK_UI = re.compile(r"(?:Spark UI|tracking URL): *(https?://\S+)")  # the engine's own line, and YARN's
+_CANCEL_SECONDS = 2.0  # Airflow kills a task's process 5 s after it was told to end
 
 
 def application_path() -> str:
@@ -54,19 +65,33 @@ def application_path() -> str:
 class LanceSparkSubmitOperator(SparkSubmitOperator):
     """Execute a Lance job with ``spark-submit`` through a Spark connection of Airflow.
 
-    Give either ``job_id`` (a job that was submitted with ``cluster="external"`` and waits to be claimed), or
-    ``operation`` and ``request``: then the operator submits the job itself. Every other argument is
-    ``SparkSubmitOperator``'s, such as ``conn_id``, ``conf``, ``executor_memory``, ``py_files``.
+    Give one of:
 
-    The worker claims the job with the Lance connection. The driver gets only that claim, which is good for this one
-    job while it runs: in a file that nobody else can read, never on a command line. A retry whose earlier driver still
-    works waits for that driver's end instead of starting a second one.
+    - ``job_id``: a job that was submitted with ``cluster="external"`` and waits to be claimed;
+    - ``operation`` and ``request``: the operator submits that job itself;
+    - ``spec``: a job that needs no namespace server at all.
+
+    Every other argument is ``SparkSubmitOperator``'s, such as ``conn_id``, ``conf``, ``executor_memory``, ``py_files``.
+
+    The worker claims a namespace's job with the Lance connection. The driver gets only that claim, which is good for
+    this one job while it runs: in a file that nobody else can read, or in a Kubernetes secret, never on a command line.
+    A retry whose earlier driver still works waits for that driver's end instead of starting a second one.
+
+    A spec's driver runs beside the task (deploy mode ``client``, on any master), writes its progress into the task's
+    log and ends with the task. A retry continues from the checkpoints of the try before it.
 
     :param job_id: the job, or the dict a job operator returned. (templated)
     :param operation: ``alter_table_backfill_columns`` or ``refresh_materialized_view``.
     :param request: the operation's fields, ``id`` included. (templated)
+    :param spec: ``{"job_type": "backfill_column" or "refresh_materialized_view", "location": "s3://…/t.lance",
+        "request": {…}}``, with ``table_id``, ``options`` and ``tables`` where they are needed; or the path of a JSON
+        file with that. (templated)
+    :param storage_conn_id: for a spec: the connection whose extra holds the storage options. (templated)
     :param lance_conn_id: the connection of the namespace that has the job. (templated)
     :param namespace_url: where the driver reaches the namespace, if not where Airflow does. (templated)
+    :param claim_secret: for a driver inside Kubernetes: hand over the claim in a secret instead of ``--files``. The
+        operator writes ``<claim_secret>-<job id>-<attempt>`` into the driver's namespace and deletes it afterwards.
+        (templated)
     :param cancel_on_kill: cancel the job when the task is killed.
     :return: what a job operator returns.
     """
@@ -75,8 +100,11 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         *SparkSubmitOperator.template_fields,
         "job_id",
         "request",
+        "spec",
+        "storage_conn_id",
         "lance_conn_id",
         "namespace_url",
+        "claim_secret",
     )
     operator_extra_links = (LanceJobLink(), LanceSparkLink())
 
@@ -86,227 +114,230 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         job_id: str | Mapping[str, Any] | None = None,
         operation: str | None = None,
         request: Mapping[str, Any] | None = None,
+        spec: Mapping[str, Any] | str | None = None,
+        storage_conn_id: str | None = None,
         lance_conn_id: str = LanceNamespaceHook.default_conn_name,
         namespace_url: str | None = None,
+        claim_secret: str | None = None,
         cancel_on_kill: bool = True,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("name", "lance")
         super().__init__(**kwargs)
-        if (job_id is None) == (operation is None):
-            raise ValueError("Give either `job_id`, or `operation` and `request`.")
+        # A retry asks the claim whether a driver lives. Spark's own reconnection would follow one that has lost it.
+        self.durable = False
+        if sum(given is not None for given in (job_id, operation, spec)) != 1:
+            raise ValueError("Give either `job_id`, or `operation` and `request`, or `spec`.")
         self.job_id = job_id
         self.operation = operation
         self.request = dict(request or {})
+        self.spec = spec
+        self.storage_conn_id = storage_conn_id
         self.lance_conn_id = lance_conn_id
         self.namespace_url = namespace_url
+        self.claim_secret = claim_secret
         self.cancel_on_kill = cancel_on_kill
         self._lance: LanceNamespaceHook | None = None
         self._running: str | None = None
+        self._driver: DriverInput | None = None
+        self._read_line: Callable[[str], None] = lambda _: None
 
     def execute(self, context: Context) -> Any:
         BaseHook.get_connection(self._conn_id)  # SparkSubmitHook takes a missing connection for YARN, silently
+        done = self._run_spec(context) if self.spec is not None else self._run_job(context)
+        write_events(
+            context,
+            self.outlets,
+            done["table_id"],
+            version=done["version"],
+            job_id=done["job_id"],
+            rows=job_rows(done["result"]),
+        )
+        return done
+
+    def on_kill(self) -> None:
+        """Cancel the job and end its driver. Runs inside a signal handler, so it has a client of its own."""
+        settings = self._lance.resolved.settings if self._lance is not None else None
+        if self.cancel_on_kill and self._running and settings is not None:
+            # Beside the rest: a namespace that does not answer must not keep the driver alive.
+            thread = threading.Thread(target=self._cancel, args=(settings, self._running), daemon=True)
+            thread.start()
+            thread.join(_CANCEL_SECONDS)
+        if self._hook is not None:
+            self._hook.on_kill()
+
+    def _cancel(self, settings: Any, job_id: str) -> None:
+        try:
+            with Wire(settings) as wire:
+                wire.call("cancel_job", {"job_id": job_id})
+        except WireError as error:
+            self.log.warning("The job could not be cancelled: %s", error)
+
+    # A job of a namespace
+
+    def _run_job(self, context: Context) -> dict[str, Any]:
         hook = self._lance = LanceNamespaceHook(self.lance_conn_id)
         if not hook.speaks_rest:
             raise AirflowFailException(
                 f"A driver reaches its job over HTTP, but the connection {self.lance_conn_id!r} has no server."
             )
-        job_id = self._job(context, hook)
-        self._running = job_id
-        context["ti"].xcom_push(key="job_id", value=job_id)
-        LanceJobLink().push(context, hook.resolved.link(job_id))
-        claim = self._claim(hook, job_id)
-        if claim is not None:
-            self._drive(context, hook, job_id, claim)
-        job = look(hook, job_id)
-        if not isinstance(job, Job):
-            raise AirflowException(f"How job {job_id} ended cannot be told: {job or 'the server does not know it'}")
-        if not job.state.terminal:
-            raise AirflowException(
-                f"The driver of job {job_id} ended without a word; see its log above. The server gives the job back "
-                "when the driver's lease has run out, and the next try waits for that."
-            )
-        if job.state is not JobState.DONE:
-            raise job_failure(job_event(job), hook.resolved.link(job_id))
-        return job_result(job_id, job.job_type, job_table(hook, job), job.state.value, job.result)
-
-    def on_kill(self) -> None:
-        """Cancel the job and end ``spark-submit``. Runs inside a signal handler, so it has a client of its own."""
-        settings = self._lance.resolved.settings if self._lance is not None else None
-        if self.cancel_on_kill and self._running and settings is not None:
-            try:
-                with Wire(settings) as wire:
-                    wire.call("cancel_job", {"job_id": self._running})
-            except WireError as error:
-                self.log.warning("The job could not be cancelled: %s", error)
-        if self._hook is not None:
-            super().on_kill()
-
-    def _job(self, context: Context, hook: LanceNamespaceHook) -> str:
-        if self.operation is None:
-            return read_job_id(self.job_id)
-        table_id = hook.parse_id(self.request.get("id") or "")
-        key = idempotency_key(context, self.operation, table_id)
-        failure: AirflowException
-        try:
-            answer = hook.call(
-                self.operation,
-                {**self.request, "id": table_id, "cluster": EXTERNAL, "context": {"idempotency-key": key}},
-            )
-        except WireError as error:
-            failure = task_error(error)
-        else:
-            return str(answer["job_id"])
-        raise failure
-
-    def _claim(self, hook: LanceNamespaceHook, job_id: str) -> _Claim | None:
-        """Claim the job for our driver; ``None`` once it has ended by another's hand."""
-        interval = read_configuration().poll_interval
-        token = secrets.token_urlsafe(32)
-        follower = Follower(job_id, log=lambda line: self.log.info("%s", line))
-        told = False
-        while True:
-            failure: AirflowException | None = None
-            try:
-                described = hook.call("describe_job", {"job_id": job_id})
-                if follower.see(Job.from_wire(described, job_id)) is not None:
-                    return None
-                attempt = int(described.get("attempt") or 1)
-                answer = hook.call("claim_job", {"job_id": job_id, "attempt": attempt, "launch_token": token})
-                return _Claim(job_id, attempt, token, str(answer["claim_token"]), float(answer["lease_seconds"]))
-            except WireError as error:
-                if not is_conflict(error):
-                    failure = task_error(error)
-                elif not told:
-                    self.log.info("Another driver has job %s; waiting for its end: %s", job_id, error)
-                    told = True
-            if failure is not None:
-                raise failure
-            time.sleep(interval)
-
-    def _drive(self, context: Context, hook: LanceNamespaceHook, job_id: str, claim: _Claim) -> None:
-        """Run ``spark-submit`` to its end, with the job's progress in the task's log."""
-        settings = hook.resolved.settings
-        assert settings is not None
         spark = self._get_hook()
-        cluster_mode = spark._connection["deploy_mode"] == "cluster"
-        managed = spark._is_yarn or spark._is_kubernetes
-        if cluster_mode and not managed:
+        if spark._connection["deploy_mode"] == "cluster" and not (spark._is_yarn or spark._is_kubernetes):
             raise AirflowFailException(
                 "A driver inside a standalone cluster cannot be handed its claim: Spark passes it neither files nor "
                 "variables before it starts. Use deploy mode `client` on this connection."
             )
-        self.application = application_path()
-        self.application_args = [
-            *("--job-id", job_id),
+        job_id = self._job(context, hook)
+        self._running = job_id
+        context["ti"].xcom_push(key="job_id", value=job_id)
+        LanceJobLink().push(context, hook.resolved.link(job_id))
+        ended: Exception | None = None
+        claim = claim_job(hook, job_id, self.log)
+        if claim is not None:
+            with self._handed_over(spark, hook, claim) as driver, Watch(hook, claim, self.log):
+                ended = self._submit(context, driver)
+        job = look(hook, job_id)
+        if (isinstance(job, Job) and not job.state.terminal) or (ended is not None and not isinstance(job, Job)):
+            raise AirflowException(
+                f"The driver of job {job_id} ended without a word; see its log above. The server gives the job back "
+                f"when the driver's lease has run out, and the next try waits for that. {ended or ''}".rstrip()
+            )
+        if not isinstance(job, Job):
+            raise AirflowException(f"How job {job_id} ended cannot be told: {job or 'the server does not know it'}")
+        if ended is not None:  # the job's own words are better than an exit status
+            self.log.info("spark-submit says: %s", ended)
+        if job.state is not JobState.DONE:
+            raise job_failure(job_event(job), hook.resolved.link(job_id))
+        if self.operation is not None:
+            conclude(context)
+        return job_result(job_id, job.job_type, job_table(hook, job), job.state.value, job.result)
+
+    def _job(self, context: Context, hook: LanceNamespaceHook) -> str:
+        """The given job, that of an earlier try, or a new one."""
+        if self.operation is None:
+            return read_job_id(self.job_id)
+        rejoined = rejoin(context, hook, self.log)
+        if rejoined is not None:
+            self.log.info("Rejoined job %s of an earlier try; it is %s.", rejoined.job_id, rejoined.state.value)
+            return rejoined.job_id
+        table_id = hook.parse_id(self.request.get("id") or "")
+        entries = {
+            **(self.request.get("context") or {}),
+            IDEMPOTENCY_KEY: idempotency_key(context, self.operation, table_id),
+            "lease-seconds": str(read_configuration().job_lease_seconds),
+        }
+        failure: AirflowException
+        try:
+            answer = hook.call(
+                self.operation, {**self.request, "id": table_id, "cluster": EXTERNAL, "context": entries}
+            )
+        except WireError as error:
+            failure = task_error(error)
+        else:
+            job_id = str(answer["job_id"])
+            remember(context, job_id)
+            return job_id
+        raise failure
+
+    @contextlib.contextmanager
+    def _handed_over(self, spark: SparkSubmitHook, hook: LanceNamespaceHook, claim: Claim) -> Iterator[DriverInput]:
+        """What the claim's driver is given; the claim itself in a file or in a secret, for as long as this lasts."""
+        settings = hook.resolved.settings
+        assert settings is not None
+        arguments = [
+            *("--job-id", claim.job_id),
             *("--attempt", str(claim.attempt)),
             *("--namespace", self.namespace_url or settings.base_url),
         ]
-        with claim.file() as token_file, _Watch(self, hook, claim):
-            variables = {TOKEN_FILE_VARIABLE: token_file.name if cluster_mode else str(token_file)}
-            if cluster_mode:
-                self.files = ",".join(filter(None, [self.files, str(token_file)]))
-            if not managed:
-                variables |= _local_environment(spark._connection["spark_binary"])
-            self.env_vars = {**variables, **(self.env_vars or {})}
-            self._hook = self._get_hook()
-            read_log = self._hook._process_spark_submit_log
-            self._hook._process_spark_submit_log = (  # type: ignore[method-assign]
-                lambda itr: read_log(_with_link(context, itr))
+        environment = _environment(spark)
+        in_cluster = spark._connection["deploy_mode"] == "cluster"
+        if in_cluster and spark._is_kubernetes and self.claim_secret:
+            name = secret_name(self.claim_secret, claim)
+            with claim_secret(name, spark._connection["namespace"] or "default", claim, self.log):
+                yield DriverInput(arguments, environment, conf=secret_conf(name))
+            return
+        with claim.file() as file:
+            if in_cluster:
+                yield DriverInput(arguments, environment, {TOKEN_FILE_VARIABLE: file.name}, files=[str(file)])
+            else:
+                yield DriverInput(arguments, {**environment, TOKEN_FILE_VARIABLE: str(file)})
+
+    # A spec
+
+    def _run_spec(self, context: Context) -> dict[str, Any]:
+        spec = read_spec(self.spec)
+        spark = self._get_hook()
+        if spark._connection["deploy_mode"] == "cluster":
+            raise AirflowFailException(
+                "A driver inside the cluster cannot tell this task how its spec went. Use deploy mode `client` on the "
+                "Spark connection, or let a namespace server keep the job: give `operation` and `request`."
             )
-            try:
-                super().execute(context)
-            except AirflowException as error:
-                # The job's own words are better than an exit status; without any, the exit status it is.
-                job = look(hook, job_id)
-                if not (isinstance(job, Job) and job.state.terminal):
-                    raise
-                self.log.info("spark-submit says: %s", error)
+        options = read_storage_options(self.storage_conn_id) if self.storage_conn_id else {}
+        # The same for every try of this run: the engine finds what an earlier one left.
+        job_id = f"spec-{idempotency_key(context, spec.job_type, [spec.location])[:32]}"
+        context["ti"].xcom_push(key="job_id", value=job_id)
+        with spec_run(spec, job_id, context["ti"].try_number, options) as run:
+            ended = self._submit(context, DriverInput(run.arguments, {**_environment(spark), **run.variables}))
+            job = run.answer()
+        if job is None:
+            raise AirflowException(f"The driver of job {job_id} ended without a word; see its log above. {ended or ''}")
+        if job.state is not JobState.DONE:
+            raise job_failure(job_event(job))
+        return job_result(job_id, spec.job_type, spec.table_id, job.state.value, job.result)
+
+    # Both
+
+    def _submit(self, context: Context, driver: DriverInput) -> Exception | None:
+        """Run ``spark-submit`` to its end; returns how it failed, because the job may know better."""
+        self.application = self.application or application_path()
+        self._read_line = _link_pusher(context)
+        self._driver, self._hook = driver, None
+        try:
+            super().execute(context)
+        except (AirflowException, RuntimeError) as error:
+            return error
+        finally:
+            self._driver = None
+        return None
+
+    def _get_hook(self) -> SparkSubmitHook:
+        try:
+            configured = super()._get_hook()
+        except NameError:  # SparkSubmitHook does not check before it uses what it could not import
+            raise AirflowFailException(f"Spark on Kubernetes needs Airflow's Kubernetes provider. {INSTALL}") from None
+        return configured if self._driver is None else LanceSparkSubmitHook(configured, self._driver, self._read_line)
 
 
-def _with_link(context: Context, lines: Iterator[str]) -> Iterator[str]:
-    """Pass the driver's lines on; the first that tells where Spark's UI is becomes the task's button."""
+def _link_pusher(context: Context) -> Callable[[str], None]:
+    """Reads the driver's lines; the first that tells where Spark's UI is becomes the task's button."""
     found = False
-    for line in lines:
+
+    def read(line: str) -> None:
+        nonlocal found
         if not found and (match := _SPARK_UI.search(line)):
             LanceSparkLink().push(context, match[1])
             found = True
-        yield line
+
+    return read
 
 
-class _Claim:
-    """A claim on one job, made by this worker for its driver."""
-
-    def __init__(self, job_id: str, attempt: int, launch_token: str, claim_token: str, lease_seconds: float) -> None:
-        self.job_id = job_id
-        self.attempt = attempt
-        self.lease_seconds = lease_seconds
-        self._launch_token = launch_token
-        self._claim_token = claim_token
-
-    @contextlib.contextmanager
-    def file(self) -> Iterator[Path]:
-        """The claim in a file that only this user can read, for as long as the driver runs."""
-        folder = Path(tempfile.mkdtemp(prefix="lance-claim-"))  # 0700
-        path = folder / f"claim-{self.job_id}.json"
-        try:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"launch_token": self._launch_token, "api_key": self._claim_token}, file)
-            yield path
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def renew(self, hook: LanceNamespaceHook) -> None:
-        """The same claim again gets the same answer and a new lease."""
-        hook.call("claim_job", {"job_id": self.job_id, "attempt": self.attempt, "launch_token": self._launch_token})
-
-
-class _Watch:
-    """Beside ``spark-submit``: keeps the claim until the driver has taken over, and logs the job's progress."""
-
-    def __init__(self, operator: LanceSparkSubmitOperator, hook: LanceNamespaceHook, claim: _Claim) -> None:
-        self._operator = operator
-        self._settings = hook.resolved.settings
-        self._hook = hook
-        self._claim = claim
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lance-progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10)
-
-    def _run(self) -> None:
-        interval = min(read_configuration().poll_interval, self._claim.lease_seconds / 4)
-        follower = Follower(self._claim.job_id, log=lambda line: self._operator.log.info("%s", line))
-        renewed = time.monotonic()
-        while not self._stop.wait(interval):
-            seen = look(self._hook, self._claim.job_id)
-            if follower.see(seen) is not None:
-                return
-            taken_over = isinstance(seen, Job) and seen.progress is not None and seen.progress.fraction > 0
-            if not taken_over and time.monotonic() - renewed > self._claim.lease_seconds / 3:
-                with contextlib.suppress(WireError):
-                    self._claim.renew(self._hook)
-                renewed = time.monotonic()
-
-
-def _local_environment(spark_binary: str | None) -> dict[str, str]:
-    """For a driver on this machine: this Python, this package, and Java where the machine has none of its own."""
+def _environment(spark: SparkSubmitHook) -> dict[str, str]:
+    """For ``spark-submit`` on this machine: Java and Spark where there are none, and for a driver this very Python."""
     from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
 
+    binary = spark._connection["spark_binary"] or "spark-submit"
     found: dict[str, str] = {}
     with contextlib.suppress(JavaNotFoundError):
         found |= java_environment()
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    beside = str(Path(sys.executable).parent)
+    if not shutil.which(binary) and shutil.which(binary, path=beside):
+        found["PATH"] = os.pathsep.join([beside, found.get("PATH") or os.environ.get("PATH", "")])
+    if spark._connection["deploy_mode"] == "cluster":
+        return found
+    # Executors of YARN and Kubernetes have a Python of their own.
+    for name in ("PYSPARK_DRIVER_PYTHON", *(() if spark._is_yarn or spark._is_kubernetes else ("PYSPARK_PYTHON",))):
         if name not in os.environ:
             found[name] = sys.executable
-    beside = str(Path(sys.executable).parent)
-    if not shutil.which(spark_binary or "spark-submit") and shutil.which(spark_binary or "spark-submit", path=beside):
-        found["PATH"] = os.pathsep.join([beside, found.get("PATH") or os.environ.get("PATH", "")])
     package = str(Path(application_path()).parents[2])
     paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

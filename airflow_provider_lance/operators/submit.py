@@ -1,13 +1,11 @@
 """``LanceJobOperator``: submit a job once, hand out its id at once, wait for it, end with it.
 
-Everything that makes job operators hard is in this room: rejoining after a crash, cancelling after a clear, a kill
-while running or deferred, deadlines, and errors that say what the job said. Subclasses say what is submitted.
+What makes job operators hard is in this room: a kill while running or deferred, deadlines, errors that say what the
+job said; rejoining after a crash and cancelling after a clear are in ``rejoin.py``. Subclasses say what is submitted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.api.jobs import JobState
 from airflow_provider_lance.api.protocol import IDEMPOTENCY_KEY
 from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.assets.lance import assets_of
@@ -32,14 +30,20 @@ from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.hooks.lance import is_conflict
 from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
-from airflow_provider_lance.operators.result import job_failure, job_result, look
+from airflow_provider_lance.operators.rejoin import (
+    cancel_and_wait,
+    conclude,
+    forget,
+    idempotency_key,
+    read_mark,
+    rejoin,
+    remember,
+)
+from airflow_provider_lance.operators.result import job_failure, job_result, job_rows, look
 from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower, job_event
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
-
-STATE_KEY = "lance_job"
-_CANCEL_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class LanceJobOperator(LanceBaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
-        rejoined = self.rejoin(context)
+        rejoined = rejoin(context, self.hook, self.log)
         if rejoined is not None:
             submitted = self._bound(rejoined.job_id, table_id, created_ms=rejoined.created_ms)
             self.log.info("Rejoined job %s of an earlier try; it is %s.", rejoined.job_id, rejoined.state.value)
@@ -178,9 +182,8 @@ class LanceJobOperator(LanceBaseOperator):
     ) -> dict[str, Any]:
         """Where a deferred task goes on."""
         if submitted is None:  # ``dag.test()`` resumes with the event alone
-            store = context.get("task_state_store")
-            saved = store.get(STATE_KEY) if store is not None else None
-            owned = not isinstance(saved, dict) or saved.get("job_id") == event["job_id"]
+            saved = read_mark(context)
+            owned = saved is None or saved["job_id"] == event["job_id"]
             submitted = asdict(self._bound(event["job_id"], self.parse_id(self.table_id), owned=owned))
         self._submitted = Submitted(**submitted)
         return self._complete(context, self._submitted, event)
@@ -203,34 +206,7 @@ class LanceJobOperator(LanceBaseOperator):
         except WireError as error:
             self.log.warning("The job could not be cancelled: %s", error)
 
-    # Rejoin or submit
-
-    def rejoin(self, context: Context) -> Job | None:
-        """The job of an earlier try of the same run, if this try should wait for that one.
-
-        A crash leaves ``max_tries`` as it was, a clear raises it: after a clear the old job is ended and a new one
-        runs. Airflow 3.2 has no task state store; there the idempotency key leads to a job that still runs.
-        """
-        store = context.get("task_state_store")
-        saved = store.get(STATE_KEY) if store is not None else None
-        if not isinstance(saved, dict) or not saved.get("job_id"):
-            return None
-        job_id = str(saved["job_id"])
-        try:
-            job = self.hook.find_job(job_id)
-        except WireError as error:
-            raise AirflowException(
-                f"Whether job {job_id} of an earlier try still runs cannot be told: {error}"
-            ) from None
-        if job is None:
-            return None
-        same_run = saved.get("max_tries") == context["ti"].max_tries and not job.cancelling
-        if same_run and (job.state is JobState.DONE or not job.state.terminal):
-            return job
-        if not job.state.terminal:
-            self.log.info("The task was cleared: ending job %s of the earlier run first.", job_id)
-            self._cancel_and_wait(job_id)
-        return None
+    # Rejoin (operators/rejoin.py) or submit
 
     def _start(self, context: Context, table_id: list[str]) -> Submitted:
         """Submit, or join; without a job id where the request was accepted and needed no job."""
@@ -248,9 +224,8 @@ class LanceJobOperator(LanceBaseOperator):
                 )
         else:
             job_id, version = str(answer.get("job_id") or ""), answer.get("version")
-            store = context.get("task_state_store")
-            if job_id and store is not None:  # an empty store is falsy
-                store.set(STATE_KEY, {"job_id": job_id, "max_tries": context["ti"].max_tries})
+            if job_id:
+                remember(context, job_id)
             return self._bound(job_id, table_id, version=int(version) if version is not None else None)
         raise failure
 
@@ -332,15 +307,16 @@ class LanceJobOperator(LanceBaseOperator):
         raise job_failure(event, self.hook.resolved.link(submitted.job_id))
 
     def _result(self, context: Context, submitted: Submitted, result: dict[str, Any] | None = None) -> dict[str, Any]:
-        forget(context)
+        conclude(context)
         if self.skip_if_unchanged and result is not None and self.did_nothing(result):
             raise AirflowSkipException(f"Job {submitted.job_id} found nothing to do: {result}")
         described = self.describe_result(submitted, JobState.DONE.value, result)
-        rows = (
-            next((result[key] for key in ("rows_assigned", "rows_written") if key in result), None) if result else None
-        )
         self.publish(
-            context, submitted.table_id, version=described["version"], job_id=submitted.job_id or None, rows=rows
+            context,
+            submitted.table_id,
+            version=described["version"],
+            job_id=submitted.job_id or None,
+            rows=job_rows(result),
         )
         return described
 
@@ -353,46 +329,7 @@ class LanceJobOperator(LanceBaseOperator):
     def _end_job(self, context: Context, submitted: Submitted) -> None:
         """Cancel and forget: the next try must not rejoin a job that is about to end."""
         try:
-            self._cancel_and_wait(submitted.job_id)
+            cancel_and_wait(self.hook, submitted.job_id)
         except (WireError, AirflowException) as error:
             self.log.warning("The job could not be cancelled: %s", error)
         forget(context)
-
-    def _cancel_and_wait(self, job_id: str) -> None:
-        """Until the job has ended, because it holds what the next one wants to write."""
-        failure: AirflowException
-        try:
-            self.hook.cancel_job(job_id)
-            began = time.monotonic()
-            while time.monotonic() - began < _CANCEL_SECONDS:
-                job = self.hook.find_job(job_id)
-                if job is None or job.state.terminal:
-                    return
-                time.sleep(0.5)
-            failure = AirflowException(f"Job {job_id} was told to end {_CANCEL_SECONDS:.0f} s ago and still runs.")
-        except WireError as error:
-            failure = AirflowException(f"Job {job_id} of an earlier try cannot be cancelled: {error}")
-        raise failure
-
-
-def forget(context: Context) -> None:
-    """Remove the rejoin mark: clearing a task that ended must run its job again."""
-    store = context.get("task_state_store")
-    if store is not None:
-        store.delete(STATE_KEY)
-
-
-def idempotency_key(context: Context, operation: str, table_id: list[str]) -> str:
-    """The same for every try of one run of a task, another after a clear (which raises ``max_tries``)."""
-    ti = context["ti"]
-    parts = [
-        conf.get("api", "base_url", fallback=""),
-        ti.dag_id,
-        ti.run_id,
-        ti.task_id,
-        ti.map_index,
-        ti.max_tries,
-        operation,
-        table_id,
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

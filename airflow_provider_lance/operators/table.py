@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSkipException
 
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.hooks.lance import is_conflict
 from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
+from airflow_provider_lance.operators.rendered import given, whole_number
 from airflow_provider_lance.operators.udf import UdfColumn
 from airflow_provider_lance.triggers.position import WITH_VERSION
 
@@ -97,7 +100,7 @@ class LanceCreateTableOperator(_TableOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if sum(given is not None for given in (schema, data, path)) != 1:
+        if sum(source is not None for source in (schema, data, path)) != 1:
             raise ValueError("Give exactly one of `schema`, `data` and `path`.")
         if if_exists not in ("fail", "skip", "overwrite"):
             raise ValueError(f"if_exists is 'fail', 'skip' or 'overwrite', not {if_exists!r}.")
@@ -187,7 +190,7 @@ class LanceAddColumnsOperator(_TableOperator):
             for name, rule in (rules or {}).items()
         ]
         if self.if_exists == "skip":
-            described = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
+            described = self.answer("describe_table", {"id": table_id, "branch": self.branch or None, **WITH_VERSION})
             there = {field["name"] for field in (described.get("schema") or {}).get("fields") or []}
             columns = [column for column in columns if column["name"] not in there]
             if not columns:
@@ -262,21 +265,28 @@ class LanceCreateTableVersionOperator(_TableOperator):
         staged = self.staged if isinstance(self.staged, Mapping) else {}
         fields: dict[str, Any] = {}
         for name in self._FIELDS:
-            value = getattr(self, name)
-            value = staged.get(name) if value in (None, "", "None") else value
+            value = given(getattr(self, name))
+            value = staged.get(name) if value is None else value
             if value is not None:
-                fields[name] = _whole(name, value) if name in {"version", "manifest_size"} else value
+                fields[name] = whole_number(name, value) if name in {"version", "manifest_size"} else value
         for name in ("version", "manifest_path"):
             if name not in fields:
                 raise AirflowFailException(f"There is no `{name}` to create a version from.")
-        conflict = 14
-        answer = self.call(
-            "create_table_version",
-            {"id": table_id, **fields},
-            tolerate=(conflict,) if self.if_exists == "skip" else (),
-        )
-        if answer is None:
-            raise AirflowSkipException(f"Version {fields['version']} of {'$'.join(table_id)} is there already.")
+        answer: dict[str, Any] = {}
+        failure: AirflowException | None = None
+        skips = False
+        try:
+            answer = self.hook.call("create_table_version", {"id": table_id, **fields})
+        except WireError as error:
+            failure = task_error(error)
+            skips = self.if_exists == "skip" and is_conflict(error)
+        if failure is not None:
+            # A number beyond the next one is a conflict too, and there is no such version.
+            at = {"id": table_id, "branch": fields.get("branch"), **WITH_VERSION}
+            newest = self.answer("describe_table", at).get("version") if skips else None
+            if newest is not None and int(newest) >= fields["version"]:
+                raise AirflowSkipException(f"Version {fields['version']} of {'$'.join(table_id)} is there already.")
+            raise failure
         created = answer.get("version")
         described = created if isinstance(created, dict) else {"version": created}
         result = {"table_id": table_id, **{key: value for key, value in described.items() if value is not None}}
@@ -304,10 +314,3 @@ class LanceDropTableOperator(_TableOperator):
 
 def _kept(answer: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: answer[name] for name in names if answer.get(name) is not None}
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise task_error(ValueError(f"`{name}` must be a whole number, not {value!r}.")) from None

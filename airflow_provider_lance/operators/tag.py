@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.operators.rendered import given
 from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
@@ -27,10 +28,15 @@ class _TagOperator(LanceBaseOperator):
         self.table_id = table_id
         self.tag = tag
 
+    def tag_place(self, table_id: list[str], tag: str) -> tuple[int, str | None] | None:
+        """The version a tag points to and the branch it is of; ``None`` if there is no such tag."""
+        answer = self.call("get_table_tag_version", {"id": table_id, "tag": tag}, tolerate=(_NO_TAG,))
+        return (int(answer["version"]), answer.get("branch") or None) if answer is not None else None
+
     def tag_version(self, table_id: list[str], tag: str) -> int | None:
         """Where a tag points to; ``None`` if there is no such tag."""
-        answer = self.call("get_table_tag_version", {"id": table_id, "tag": tag}, tolerate=(_NO_TAG,))
-        return int(answer["version"]) if answer is not None else None
+        place = self.tag_place(table_id, tag)
+        return place[0] if place is not None else None
 
 
 class _PointingOperator(_TagOperator):
@@ -49,22 +55,25 @@ class _PointingOperator(_TagOperator):
         self.version = version
         self.branch = branch
 
-    def resolve(self, table_id: list[str]) -> int:
-        """A number, ``"latest"``, or the version another tag points to."""
-        given = str(self.version).strip()
-        if given.isdigit():
-            return int(given)
-        if given == "latest":
-            answer = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION})
+    def resolve(self, table_id: list[str]) -> tuple[int, str | None]:
+        """A number, ``"latest"``, or the version another tag points to; and the branch that version is of."""
+        wanted, branch = str(self.version).strip(), given(self.branch)
+        if wanted.isdigit():
+            return int(wanted), branch
+        if wanted == "latest":
+            answer = self.answer("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
             if answer.get("version") is None:
                 raise AirflowException(f"The table {'$'.join(table_id)} has no version yet: nothing was written to it.")
-            return int(answer["version"])
-        version = self.tag_version(table_id, given)
-        if version is None:
+            return int(answer["version"]), branch
+        place = self.tag_place(table_id, wanted)
+        if place is None:
             raise AirflowException(
-                f"{given!r} is neither a version number, nor 'latest', nor a tag of {'$'.join(table_id)}."
+                f"{wanted!r} is neither a version number, nor 'latest', nor a tag of {'$'.join(table_id)}."
             )
-        return version
+        version, tagged = place
+        if branch is not None and tagged is not None and branch != tagged:
+            raise AirflowFailException(f"The tag {wanted!r} is on the branch {tagged!r}, not on {branch!r}.")
+        return version, tagged or branch
 
     def done(self, context: Context, table_id: list[str], version: int, before: int | None) -> dict[str, Any]:
         self.publish(context, table_id, version=version)
@@ -77,7 +86,7 @@ class LanceCreateTagOperator(_PointingOperator):
     :param table_id: the table. (templated)
     :param tag: the new tag. (templated)
     :param version: a number, ``"latest"`` or another tag. (templated)
-    :param branch: of the version. (templated)
+    :param branch: of the version; a tag brings its own. (templated)
     :param if_exists: ``fail``; ``skip`` (leave the tag where it is); or ``move`` it.
     :return: ``{"table_id", "tag", "version", "previous_version"}``.
     """
@@ -88,8 +97,8 @@ class LanceCreateTagOperator(_PointingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
-        version = self.resolve(table_id)
-        fields = {"id": table_id, "tag": self.tag, "version": version, "branch": self.branch}
+        version, branch = self.resolve(table_id)
+        fields = {"id": table_id, "tag": self.tag, "version": version, "branch": branch}
         if (
             self.call("create_table_tag", fields, tolerate=() if self.if_exists == "fail" else (_TAG_EXISTS,))
             is not None
@@ -108,7 +117,7 @@ class LanceUpdateTagOperator(_PointingOperator):
     :param table_id: the table. (templated)
     :param tag: the tag. (templated)
     :param version: a number, ``"latest"`` or another tag. (templated)
-    :param branch: of the version. (templated)
+    :param branch: of the version; a tag brings its own. (templated)
     :param create_if_missing: create the tag when there is none.
     :return: ``{"table_id", "tag", "version", "previous_version"}``; the previous version is the way back.
     """
@@ -119,9 +128,9 @@ class LanceUpdateTagOperator(_PointingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
-        version = self.resolve(table_id)
+        version, branch = self.resolve(table_id)
         before = self.tag_version(table_id, self.tag)
-        fields = {"id": table_id, "tag": self.tag, "version": version, "branch": self.branch}
+        fields = {"id": table_id, "tag": self.tag, "version": version, "branch": branch}
         if before is None:
             if not self.create_if_missing:
                 raise AirflowFailException(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,11 @@ class LanceJobSensor(LanceBaseSensor):
             )
         seen = look(self.hook, job_id)
         event = self._follower.see(seen)
+        while seen is None and event is None and self.reschedule and not self.defers:
+            # The next poke is another process, which would count absences anew: settle it in this one.
+            time.sleep(read_configuration().poll_interval)
+            seen = look(self.hook, job_id)
+            event = self._follower.see(seen)
         if event is None:
             return False
         return PokeReturnValue(True, self._end(event, seen if isinstance(seen, Job) else None))

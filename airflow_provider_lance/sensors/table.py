@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.operators.base import task_error
+from airflow_provider_lance.operators.base import read_table_id, task_error
 from airflow_provider_lance.sensors.base import LanceBaseSensor
 from airflow_provider_lance.triggers.position import Goal, Place
 
@@ -34,7 +34,7 @@ class _PlaceSensor(LanceBaseSensor):
         raise NotImplementedError
 
     def _place(self) -> Place:
-        return self.place(self.hook.parse_id(self.table_id))
+        return self.place(read_table_id(self.hook, self.table_id, self.task_id))
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         place, goal = self._place(), self.goal()

@@ -1,6 +1,6 @@
 """``LanceJobTrigger``: waits for one job in the triggerer, through the poller all of its siblings share.
 
-Yields one event and never raises; what the event means is the task's business (``operators/waiting.py``).
+Yields one event and never raises; what the event means is the task's business (``operators/result.py``).
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class Follower:
         self._absent += 1
         if self._absent < _ABSENCES:
             return self.expired()
-        seen = "does not know it any more" if self._state else "has never heard of it"
+        # A trigger or sensor that goes on elsewhere has not seen what its predecessor saw.
+        seen = "does not know it any more" if self._state else "does not know it"
         return _event(self.job_id, LOST, _failure("wait", f"The server {seen}.", retryable=True))
 
     def _error(self, error: WireError) -> Event | None:

@@ -1,19 +1,19 @@
 """A namespace server of which the tests control every job: a real HTTP server that speaks the jobs wire.
 
-Submits honour idempotency keys, one live job per table and column, cancels and leases, as CONTRACTS of the wire has
+Submits honour idempotency keys, one live job per table and column, cancels and leases, as the wire's contract has
 it; a job stays as it is until the test moves it. Tables and tags exist as far as sensors and watchers look at them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
+
+from tests.airflow.json_server import JsonServer
 
 LIVE = ("QUEUED", "RUNNING")
 
@@ -51,7 +51,7 @@ class FakeJob:
         return body
 
 
-class JobsServer:
+class JobsServer(JsonServer):
     """``with JobsServer() as server:`` listens on a free port of the loopback."""
 
     def __init__(self, *, filtered: bool = True, token: str | None = None) -> None:
@@ -68,48 +68,6 @@ class JobsServer:
         self.cancel_delay = 0.0
         self.lock = threading.RLock()
         self._ids = itertools.count(1)
-        self._http: ThreadingHTTPServer | None = None
-
-    def __enter__(self) -> JobsServer:
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                length = int(self.headers.get("content-length") or 0)
-                raw = self.rfile.read(length)
-                body = json.loads(raw) if raw else {}
-                status, answer = server.handle(unquote(self.path.split("?")[0]), body, dict(self.headers.items()))
-                content = json.dumps(answer).encode() if answer is not None else b""
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            do_GET = do_POST
-
-            def log_message(self, *_: Any) -> None:
-                return
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-        self._http = Server(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        assert self._http is not None
-        self._http.shutdown()
-        self._http.server_close()
-
-    @property
-    def url(self) -> str:
-        assert self._http is not None
-        return f"http://127.0.0.1:{self._http.server_port}"
 
     # What a test does
 
@@ -149,7 +107,8 @@ class JobsServer:
 
     # The wire
 
-    def handle(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any] | None]:
+    def respond(self, method: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
+        path = unquote(path)
         with self.lock:
             self.requests.append((time.monotonic(), path, body))
             self.headers.append(headers)

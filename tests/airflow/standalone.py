@@ -137,7 +137,12 @@ class Standalone:
         return False
 
     def call(self, method: str, path: str, **body: Any) -> Any:
-        answer = self._http.request(method, f"/api/v2{path}", json=body or None)
+        for _ in range(10):
+            answer = self._http.request(method, f"/api/v2{path}", json=body or None)
+            # Airflow's SQLite was locked by another of its processes: nothing was changed, and it may be asked again.
+            if answer.status_code != 500 or "Database error" not in answer.text:
+                break
+            time.sleep(0.5)
         assert answer.status_code < 300, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
         return answer.json() if answer.content else None
 
@@ -169,8 +174,9 @@ class Standalone:
     def wait_deferred(self, dag_id: str, run_id: str, task_id: str) -> None:
         """Until the task is deferred and its worker process has gone.
 
-        That process lives up to a heartbeat (5 s) longer than the deferral. If the task is queued again before, the
-        scheduler takes the old process's end for the new one's: Airflow's own race, not what these tests are about.
+        That process lives up to a heartbeat (5 s) longer than the deferral. If the task is resumed before, the
+        scheduler takes the old process's end for the new one's (both are the same try) and fails it: Airflow's own
+        race, not what these tests are about. The next try finds the job again; see ``operators/rejoin.py``.
         """
         self.wait_state(dag_id, run_id, task_id, "deferred")
         time.sleep(7)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -84,12 +84,11 @@ class DescribingHook:
 
 def test_column_lineage_of_views_and_backfills():
     pytest.importorskip("airflow.providers.openlineage")
-    from airflow_provider_lance.operators.lineage import computed_inputs, lineage_facets, view_lineage, view_source
+    from airflow_provider_lance.operators.lineage import computed_inputs, lineage_facets, view_lineage, view_sources
 
     hook: Any = DescribingHook()
     assert computed_inputs(hook, ["people"], "n") == ["text", "id"]
-    source = view_source(hook, ["ns", "v"])
-    assert source is not None
+    (source,) = view_sources(hook, ["ns", "v"])
     assert (source.table_id, source.refreshed_version) == (["ns", "people"], 7)
     lineage = view_lineage(hook, ["ns", "v"])
     assert {(edge.output, edge.input) for edge in lineage.edges} == {("id", "id"), ("shout", "text"), ("shout", "id")}
@@ -99,3 +98,22 @@ def test_column_lineage_of_views_and_backfills():
     assert output.name == "ns/v"
     columns = output.facets["columnLineage"].fields
     assert {field.field for field in columns["shout"].inputFields} == {"text", "id"}
+
+
+def test_lineage_of_a_view_over_several_tables():
+    from airflow_provider_lance.operators.lineage import TableLineage, view_lineage, view_sources
+
+    class JoiningHook(DescribingHook):
+        sources: ClassVar[list[dict[str, Any]]] = [
+            {"name": "people", "table_id": ["ns", "people"], "version": 7},
+            {"name": "pets", "table_id": ["pets"]},
+        ]
+
+        def call(self, operation: str, fields: dict[str, Any]) -> dict[str, Any]:
+            assert operation == "describe_materialized_view"
+            return {"source_table": "", "projections": [], "sources": self.sources}
+
+    hook: Any = JoiningHook()
+    found = [(source.table_id, source.refreshed_version) for source in view_sources(hook, ["ns", "v"])]
+    assert found == [(["ns", "people"], 7), (["pets"], None)]
+    assert view_lineage(hook, ["ns", "v"]) == TableLineage(output=["ns", "v"], inputs=[["ns", "people"], ["pets"]])

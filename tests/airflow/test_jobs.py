@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_lance.assets.lance import create_asset
+from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.job import LanceCancelJobOperator
 from airflow_provider_lance.operators.materialized_view import (
@@ -18,6 +24,7 @@ from airflow_provider_lance.operators.materialized_view import (
     LanceRefreshMaterializedViewOperator,
 )
 from airflow_provider_lance.operators.operation import LanceOperator
+from airflow_provider_lance.operators.rejoin import conclude, rejoin, remember
 from airflow_provider_lance.sensors.job import LanceJobSensor
 from tests.airflow.jobs_server import JobsServer
 
@@ -242,6 +249,22 @@ def test_a_sensor_reschedules(run_dag: Callable[..., Any], new_dag: Callable[...
     assert run.xcom("wait")["version"] == 4
 
 
+@pytest.mark.parametrize(
+    "waiting",
+    [{"deferrable": False}, {"deferrable": False, "mode": "reschedule"}, {"deferrable": True}],
+    ids=["poke", "reschedule", "deferred"],
+)
+def test_a_sensor_fails_when_nobody_knows_its_job(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, waiting: dict[str, Any]
+):
+    with new_dag() as dag:
+        LanceJobSensor(task_id="wait", job_id="nobody", poke_interval=0.5, timeout=15, **waiting)
+    run = run_dag(dag)
+    assert run.task_state("wait") == "failed"
+    looks = [path for path in lance_connection.paths() if path.startswith("/v1/jobs/")]
+    assert len(looks) in {3, 4, 5}, "not once, and not until the timeout"
+
+
 @both_ways
 @pytest.mark.parametrize("soft_fail", [False, True])
 def test_a_sensor_fails_with_its_job_and_times_out(
@@ -379,6 +402,59 @@ def test_a_crash_after_the_submit_rejoins_the_job(
     assert sum("backfill_column" in path for path in server.paths()) == 1
 
 
+@both_ways
+def test_a_success_that_airflow_did_not_write_down_submits_nothing_again(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
+):
+    """The job is done and the task's code has ended, but Airflow decides on another try all the same."""
+    server = lance_connection
+    server.finish_after = 0.3
+    ends = []
+
+    def lose_the_first(context: Any, result: Any) -> None:
+        ends.append(result["job_id"])
+        if len(ends) == 1:
+            raise RuntimeError("the success never arrived")
+
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="fill",
+            table_id="t",
+            column="c",
+            retries=1,
+            retry_delay=timedelta(0),
+            deferrable=deferrable,
+            post_execute=lose_the_first,
+        )
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert ends == ["job-1", "job-1"]
+    assert len(server.submitted()) == 1
+
+
+def test_a_cleared_success_submits_again(airflow_home: Path, lance_connection: JobsServer):
+    """Whatever mark the first run left: also where fewer retries leave ``max_tries`` as it was."""
+    job = lance_connection.add("t", "DONE", result=RESULT)
+    kept: dict[str, Any] = {}
+    store = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+
+    def context(max_tries: int, clears: int) -> Any:
+        return {
+            "ti": SimpleNamespace(max_tries=max_tries),
+            "dag_run": SimpleNamespace(clear_number=clears),
+            "task_state_store": store,
+        }
+
+    hook = LanceNamespaceHook("lance_default")
+    log = logging.getLogger(__name__)
+    remember(context(2, 0), job.job_id)
+    assert rejoin(context(2, 1), hook, log) is not None, "another task of the run was cleared, this one crashed"
+    conclude(context(2, 0))
+    assert rejoin(context(2, 0), hook, log) is not None, "its success was lost"
+    assert rejoin(context(3, 1), hook, log) is None, "cleared"
+    assert rejoin(context(2, 1), hook, log) is None, "cleared, with fewer retries than before"
+
+
 def test_plan_only_and_limits_travel_as_context(
     run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
 ):
@@ -404,3 +480,108 @@ def test_plan_only_and_limits_travel_as_context(
     assert sent["x-lance-ctx-max_failed_rows"] == "3"
     assert sent["x-lance-ctx-team"] == "search"
     assert len(sent["x-lance-ctx-idempotency-key"]) == 64
+
+
+def test_rendered_templates_are_sent_as_what_they_mean(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
+):
+    server = lance_connection
+    server.finish_after = 0.1
+    server.versions = {"v": 1}
+    with new_dag(params={"some": 4, "seconds": "2.5", "none": None, "yes": True}) as dag:
+        fill = LanceBackfillColumnOperator(
+            task_id="fill",
+            table_id="t",
+            column="c",
+            concurrency="{{ params.some }}",
+            read_version="{{ params.none }}",
+            task_size="{{ ti.xcom_pull('nobody') or '' }}",
+            batch_checkpoint_flush_interval_seconds="{{ params.seconds }}",
+            plan_only="{{ params.yes }}",
+            max_failed_rows="{{ params.some }}",
+        )
+        refresh = LanceRefreshMaterializedViewOperator(
+            task_id="refresh",
+            table_id="v",
+            src_version=" {{ params.some }}",
+            full="{{ params.yes }}",
+            concurrency="{{ params.some }}",
+            output_limit="{{ params.none }}",
+        )
+        fill >> refresh
+    run = run_dag(dag)
+    assert run.state == "success"
+    filled, refreshed = server.submitted()
+    assert filled.body == {"column": "c", "concurrency": 4, "batch_checkpoint_flush_interval_seconds": 2.5}
+    assert refreshed.body == {"src_version": 4, "full": True, "concurrency": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"concurrency": "four"}, "`concurrency` must be a whole number, not 'four'."),
+        ({"concurrency": "4.5"}, "`concurrency` must be a whole number, not '4.5'."),
+        ({"concurrency": True}, "`concurrency` must be a whole number, not True."),
+        ({"max_failed_rows": "few"}, "`max_failed_rows` must be a whole number, not 'few'."),
+        ({"plan_only": "perhaps"}, "`plan_only` must be true or false, not 'perhaps'."),
+        (
+            {"batch_checkpoint_flush_interval_seconds": "inf"},
+            "`batch_checkpoint_flush_interval_seconds` must be a number, not 'inf'.",
+        ),
+    ],
+)
+def test_what_an_argument_cannot_mean_is_said_with_its_name(arguments: dict[str, Any], sentence: str):
+    operator = LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", **arguments)
+    with pytest.raises(AirflowFailException, match=re.escape(sentence)):
+        (operator.request(), operator.options())
+
+
+def test_a_template_without_a_meaning_fails_without_another_try(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
+):
+    with new_dag(params={"word": "four"}) as dag:
+        LanceRefreshMaterializedViewOperator(
+            task_id="refresh", table_id="v", concurrency="{{ params.word }}", retries=2, retry_delay=timedelta(0)
+        )
+    run = run_dag(dag)
+    assert run.task_state("refresh") == "failed"
+    assert run.instance("refresh").try_number == 1
+    assert not lance_connection.submitted()
+
+
+@pytest.mark.parametrize(("fragments", "state"), [(3, "success"), (0, "skipped")])
+def test_a_plan_with_work_in_it_is_not_skipped(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, fragments: int, state: str
+):
+    server = lance_connection
+    server.finish_after = 0.1
+    server.finish_result = {"plan": {"fragments": fragments, "rows": 0}, "rows_assigned": 0, "rows_failed": 0}
+    with new_dag() as dag:
+        LanceBackfillColumnOperator(
+            task_id="plan", table_id="t", column="c", plan_only=True, skip_if_unchanged=True, deferrable=False
+        )
+    assert run_dag(dag).task_state("plan") == state
+
+
+@pytest.mark.parametrize(
+    ("result", "state"),
+    [
+        ({"mode": "no_op", "rows_written": 0}, "skipped"),
+        ({"mode": "no_op"}, "skipped"),
+        ({"mode": "incremental", "rows_written": 0, "plan": {"source_rows": 5}}, "success"),
+    ],
+)
+def test_what_a_refresh_found_to_do_decides_about_skipping(
+    run_dag: Callable[..., Any],
+    new_dag: Callable[..., Any],
+    lance_connection: JobsServer,
+    result: dict[str, Any],
+    state: str,
+):
+    server = lance_connection
+    server.finish_after, server.finish_result, server.versions = 0.1, result, {"v": 1}
+    with new_dag() as dag:
+        LanceRefreshMaterializedViewOperator(
+            task_id="refresh", table_id="v", skip_if_unchanged=True, deferrable=False, request_context={"plan": "true"}
+        )
+    assert run_dag(dag).task_state("refresh") == state

@@ -2,90 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import runpy
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from airflow_provider_lance.api.settings import Settings
-from airflow_provider_lance.api.wire import Wire
 from tests.airflow.conftest import connection
+from tests.airflow.real_server import KEY, RealServer, serve
 from tests.airflow.standalone import eventually
 
 ROOT = Path(__file__).parents[2]
-KEY = "MARKED-KEY-4f1d2c9b7a"
 pytestmark = [pytest.mark.timeout(900)]
-
-
-class Arguments(threading.Thread):
-    """Notes down the command lines of every process on the machine, as `ps` of another user would see them."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.seen: set[str] = set()
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        while not self.stop.wait(0.1):
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    self.seen.add(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-
-
-class RealServer:
-    def __init__(self, url: str, folder: Path, arguments: Arguments) -> None:
-        self.url, self.folder, self.arguments = url, folder, arguments
-        settings = Settings.from_connection(host=url, password=KEY)
-        self.wire = Wire(settings)
-
-    def jobs(self) -> list[dict[str, Any]]:
-        return list(self.wire.rows("list_jobs", {}))
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """``airflow-lance serve`` with an API key, and the Lance and Spark connections that go with it."""
-    folder = tmp_path_factory.mktemp("real")
-    (folder / "keys").write_text(f"all:{KEY}\n")
-    (folder / "keys").chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", "--root", str(folder / "lake")]
-    command += ["--port", str(port), "--state-dir", str(folder / "state"), "--keys", str(folder / "keys")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
-    arguments = Arguments()
-    arguments.start()
-    try:
-        for _ in range(300):
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/v1/table", headers={"x-api-key": KEY}).status_code == 200:
-                    break
-            assert process.poll() is None, (folder / "server.log").read_text()[-3000:]
-            time.sleep(0.2)
-        lance = json.dumps({"conn_type": "lance", "host": url, "password": KEY})
+    """The server, and the Lance and Spark connections that go with it."""
+    with serve(tmp_path_factory.mktemp("real")) as server:
         spark = json.dumps({"conn_type": "spark", "host": "local[2]"})
-        with connection("lance_default", lance), connection("spark_default", spark):
-            yield RealServer(url, folder, arguments)
-    finally:
-        arguments.stop.set()
-        process.terminate()
-        process.wait(timeout=20)
+        with connection("lance_default", server.connection), connection("spark_default", spark):
+            yield server
 
 
 def example(name: str) -> Any:
@@ -132,9 +72,18 @@ class TestExamples:
         assert after == before
 
     def test_views_are_refreshed_in_order_and_skipped(self, run_dag: Callable[..., Any], real: RealServer):
+        query = "SELECT a.id FROM articles a JOIN long_articles b ON a.id = b.id"
+        real.wire.call("create_materialized_view", {"id": ["joined"], "query": query, "with_no_data": True})
         run = run_dag(example("lance_refresh_views"))
-        assert run.xcom("discover")[0] == [["long_articles"]]
+        assert run.xcom("discover")[:2] == [[["long_articles"]], [["joined"]]]
         assert run.state == "success"
+        assert run.instance("refresh_level_1", 0).state == "success"
+        again = run_dag(example("lance_refresh_views"))
+        assert again.instance("refresh_level_1", 0).state == "skipped"
+        # Only the second of its tables moves: the view is stale all the same.
+        real.wire.call("update_table_schema_metadata", {"id": ["long_articles"], "metadata": {"seen": "yes"}})
+        moved = run_dag(example("lance_refresh_views"))
+        assert moved.instance("refresh_level_1", 0).state == "success"
 
     def test_no_job_is_left_and_no_secret_is_found(self, airflow_home: Path, real: RealServer):
         assert {job["state"] for job in real.jobs()} <= {"DONE"}
@@ -149,7 +98,8 @@ class TestExamples:
             assert KEY.encode() not in content, path
             assert b"launch_token" not in content or path.suffix in {".py", ".pyc"}, path
         assert len(real.arguments.seen) > 5
-        assert any("engine/app.py" in line for line in real.arguments.seen), "a driver was seen"
         assert not [line for line in real.arguments.seen if KEY in line and "pytest" not in line]
-        drivers = [line for line in real.arguments.seen if "engine/app.py" in line]
+        # This server's: tests that run at the same time have drivers of their own.
+        drivers = [line for line in real.arguments.seen if "engine/app.py" in line and real.url in line]
+        assert drivers, "a driver was seen"
         assert not [line for line in drivers if re.search(r"token=|api.key=|password", line, re.IGNORECASE)]

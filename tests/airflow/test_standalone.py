@@ -96,7 +96,7 @@ def test_marking_a_running_task_failed_cancels_its_job(airflow: Standalone, serv
     server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
-@pytest.mark.soak  # fails now and then on a quick machine: not understood yet, see `wait_deferred`
+@pytest.mark.soak  # failed now and then while a done job could be forgotten too early; see `wait_deferred`
 def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: Standalone, server: JobsServer):
     known = len(server.jobs)
     run = airflow.trigger("deferred")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -186,6 +187,20 @@ def test_sensors_defer_and_time_out(run_dag: Callable[..., Any], new_dag: Callab
     run = run_dag(dag)
     assert run.task_state("soft") == "skipped"
     assert run.task_state("hard") == "failed"
+
+
+@pytest.mark.parametrize("table_id", ["a$$b", ""])
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_of_no_table_fails_for_good(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], table_id: str, deferrable: bool
+):
+    with new_dag() as dag:
+        LanceTableExistsSensor(
+            task_id="wait", table_id=table_id, deferrable=deferrable, retries=2, retry_delay=timedelta(0), **QUICK
+        )
+    run = run_dag(dag)
+    assert run.task_state("wait") == "failed"
+    assert run.instance("wait").try_number == 1
 
 
 def test_templates_reach_ids_and_requests(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):

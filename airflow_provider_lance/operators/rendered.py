@@ -1,0 +1,68 @@
+"""Arguments after Airflow rendered them: a template gives text where a number or a truth was meant.
+
+An empty text and the word ``None`` count as not given, so that a template may leave an argument out. What is neither
+fails the task at once, with a sentence that names the argument: another try would render the same.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_WORDS = {"true": True, "false": False}
+
+
+def given(value: Any) -> Any:
+    """The value itself, or ``None`` where a template left nothing."""
+    return None if isinstance(value, str) and value.strip() in ("", "None") else value
+
+
+def text(_name: str, value: Any) -> Any:
+    """Left to whoever reads it."""
+    return given(value)
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """An ``int``, or text that is one."""
+    value = given(value)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value)
+    raise AirflowFailException(f"`{name}` must be a whole number, not {value!r}.")
+
+
+def number(name: str, value: Any) -> float | None:
+    """An ``int`` or ``float``, or text that is one."""
+    value = given(value)
+    if value is None:
+        return None
+    try:
+        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise AirflowFailException(f"`{name}` must be a number, not {value!r}.")
+    return found
+
+
+def truth(name: str, value: Any) -> bool | None:
+    """A ``bool``, or the word for one."""
+    value = given(value)
+    if value is None or isinstance(value, bool):
+        return value
+    found = _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise AirflowFailException(f"`{name}` must be true or false, not {value!r}.")
+    return found
+
+
+def rendered_fields(operator: Any, kinds: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:
+    """The arguments of these names that were given, each as its kind reads it."""
+    fields = {name: read(name, getattr(operator, name)) for name, read in kinds.items()}
+    return {name: value for name, value in fields.items() if value is not None}
