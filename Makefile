@@ -18,7 +18,7 @@ ui: venv         ## Airflow's UI and the job pages with everything in place
 	@$(PY) scripts/ui.py
 
 test: lint       ## lint and every test; what CI runs
-	@$(PY) -m pytest tests
+	@$(PY) -m pytest tests -n 2 --dist loadscope --no-loadscope-reorder
 
 soak: venv       ## the long runs: kills, random histories, deployments
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest tests -m "soak or not soak" --timeout 3600
@@ -36,7 +36,7 @@ bench: venv      ## every benchmark, printed as ratios
 	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
 
 docs: venv       ## build the documentation into site/
-	@$(PY) -m mkdocs build --quiet
+	@$(PY) -m mkdocs build --strict
 
 clean:           ## remove everything that was built
 	rm -rf $(VENV) .demo .ui build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ Hypothesis is seeded by default and random in long runs.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,9 +18,19 @@ settings.register_profile("soak", deadline=None, max_examples=1000, suppress_hea
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A folder stays in one process: its tests share one Airflow, one Spark session, one PostgreSQL."""
-    here = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(here).parts[0]
-        item.add_marker(pytest.mark.xdist_group(folder))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A folder stays in one process: its tests share one Spark session, one PostgreSQL.
+
+    Of the Airflow layer, which takes longest, a file does.
+
+    pytest-xdist's own groups go by a suffix of the node id, which pytest 9.2 no longer lets it set.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder, *rest = nodeid.partition("::")[0].split("/")[1:]
+            return f"{folder}/{rest[0]}" if folder == "airflow" else folder
+
+    return ByFolder(config, log)

@@ -78,7 +78,7 @@ class GeneratedClient:
             elif parameter == "request_body":
                 arguments["request_body"] = fields["metadata"]
             elif parameter.endswith("_request"):
-                arguments[parameter] = model(operation.request or "").from_dict(fields)
+                arguments[parameter] = getattr(generated.models, operation.request or "").from_dict(fields)
         if operation.body is Body.ARROW and name == "merge_insert_into_table":
             arguments["on"] = fields["on"]
         return _plain(method(**arguments))

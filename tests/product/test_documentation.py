@@ -1,31 +1,64 @@
-"""The documentation: it builds without a warning, and every link and command in the README leads somewhere."""
+"""The documentation: it builds without a warning, its links lead somewhere, and it says what the code has.
+
+Each operator, sensor and trigger has a page whose table has its arguments, their defaults and whether they are
+templated; each error message that is quoted is a text of the source; each example runs.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_provider_lance.configuration import OPTIONS
+from airflow_provider_lance.get_provider_info import get_provider_info
+from airflow_provider_lance.namespace.cli import _parser
+from airflow_provider_lance.namespace.config import Cluster, Environment, Limits
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
+PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+INCLUDED = re.compile(r'^--8<-- "(.+)"$', re.MULTILINE)
+CODE = re.compile(r"(`+)(.+?)(?<!`)\1(?!`)")
+#: Read from Airflow's configuration when the class is made.
+CONFIGURED = {"deferrable": "`[operators] default_deferrable`"}
 
 
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    # Not --quiet: with it mkdocs does not count warnings, and anything passes.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
-    assert (tmp_path / "site" / "index.html").exists()
+    html = " ".join(unescape(re.sub(r"<[^>]+>", "", page.read_text())) for page in (tmp_path / "site").rglob("*.html"))
+    assert "--8" not in html  # an example that was not included
+    for example in sorted((ROOT / "dags").glob("*.py")):
+        assert f'"{example.stem}"' in html, example.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_links_to_files_lead_to_files(page: Path) -> None:
+    folder = DOCS / "operators" if page.parent.name == "includes" else page.parent  # where its text is included
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} → {target}"
+            assert (folder / target).exists(), f"{page.name} → {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    for page in DOCS.rglob("*.md"):
+        path = str(page.relative_to(DOCS))
+        assert path.startswith("includes/") or path in listed, path
 
 
 def test_every_make_target_the_readme_names_exists() -> None:
@@ -38,7 +71,177 @@ def test_every_make_target_the_readme_names_exists() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
 def test_python_examples_parse(page: Path) -> None:
-    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+    for code in python_blocks(page):
         ast.parse(code)
+
+
+@pytest.fixture(scope="module")
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs the program beside this file in a process with an Airflow home of its own."""
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")), "PYTHONPATH": str(ROOT)}
+
+    def run(*arguments: str, given: str = "") -> str:
+        command = [sys.executable, "-m", "tests.product.provider_classes", *arguments]
+        answer = subprocess.run(
+            command, cwd=ROOT, env=environment, input=given, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 0, answer.stderr[-3000:]
+        return answer.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def classes(provider: Any) -> list[dict[str, Any]]:
+    return json.loads(provider().splitlines()[-1])
+
+
+def test_each_class_has_a_page_in_the_overview_of_its_kind(classes: list[dict[str, Any]]) -> None:
+    assert {found["kind"] for found in classes} == {"operators", "sensors", "triggers"}
+    for found in classes:
+        page = page_of(found)
+        assert page.exists(), f"{found['name']}: {page.relative_to(ROOT)} is missing"
+        assert page.read_text().startswith(f"# {found['name']}\n")
+        assert f"[`{found['name']}`]({page.name})" in (page.parent / "index.md").read_text(), found["name"]
+
+
+def test_each_page_lists_exactly_the_arguments_of_its_class(classes: list[dict[str, Any]]) -> None:
+    for found in classes:
+        listed = [row[0].strip("`") for row in argument_rows(found)]
+        assert sorted(listed) == sorted(found["parameters"]), found["name"]
+
+
+def test_defaults_and_templating_are_as_in_the_code(classes: list[dict[str, Any]]) -> None:
+    wrong = []
+    for found in classes:
+        for row in argument_rows(found):
+            name = row[0].strip("`")
+            default = found["parameters"][name]
+            expected = CONFIGURED.get(name) or ("required" if default is None else f"`{default}`")
+            if row[2] != expected:
+                wrong.append(f"{found['name']}.{name}: default {row[2]}, should be {expected}")
+            if found["kind"] != "triggers" and row[3] != ("yes" if name in found["templated"] else "no"):
+                wrong.append(f"{found['name']}.{name}: templated {row[3]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_page_has_a_short_example_its_result_and_its_errors(classes: list[dict[str, Any]]) -> None:
+    for found in classes:
+        text = page_of(found).read_text()
+        example = python_blocks(page_of(found))[0]
+        assert found["name"] in example
+        assert len(example.strip().splitlines()) <= 15, found["name"]
+        assert re.search(r"^## (Returns|Event)$", text, re.MULTILINE), found["name"]
+        assert "## Errors" in text, found["name"]
+
+
+def test_examples_that_need_no_server_run(provider: Any) -> None:
+    pages = [page for kind in ("operators", "sensors", "triggers") for page in sorted((DOCS / kind).glob("*.md"))]
+    pages += [DOCS / "assets.md", DOCS / "udfs.md", DOCS / "views.md"]
+    examples = [{"page": str(page.relative_to(ROOT)), "code": code} for page in pages for code in python_blocks(page)]
+    assert len(examples) > 20
+    provider("run", given=json.dumps(examples))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_quoted_error_messages_are_texts_of_the_source(page: Path) -> None:
+    missing = [message for message in quoted_messages(page.read_text()) if not is_in_source(message)]
+    assert not missing, missing
+
+
+def test_the_troubleshooting_page_quotes_messages() -> None:
+    assert len(list(quoted_messages((DOCS / "troubleshooting.md").read_text()))) > 40
+
+
+def test_the_connection_page_names_every_extra_and_option() -> None:
+    text = (DOCS / "connection.md").read_text()
+    for extra in get_provider_info()["connection-types"][0]["conn-fields"]:
+        assert f"`{extra}`" in text, extra
+    for option, (kind, default, _) in OPTIONS.items():
+        shown = int(default) if kind == "integer" else default
+        assert f"| `{option}` | {shown} |" in text, option
+
+
+def test_the_server_page_names_every_option_and_every_key_of_its_file() -> None:
+    text = (DOCS / "server.md").read_text()
+    serve = _parser()._subparsers._group_actions[0].choices["serve"]  # type: ignore[union-attr]
+    options = [option for action in serve._actions for option in action.option_strings if option.startswith("--")]
+    assert "--root" in options
+    for option in options:
+        assert option == "--help" or f"`{option}`" in text, option
+    for kind in (Cluster, Environment, Limits):
+        for key in kind.__dataclass_fields__:
+            assert f"`{key}`" in text, f"{kind.__name__}.{key}"
+
+
+def test_every_environment_variable_in_the_pages_is_read_somewhere() -> None:
+    files = [*ROOT.glob("airflow_provider_lance/**/*.py"), ROOT / "scripts" / "compose-entrypoint"]
+    source = "\n".join(file.read_text() for file in files)
+    for page in PAGES:
+        for name in re.findall(r"\bLANCE_[A-Z_]+\b", page.read_text()):
+            assert name in source, f"{page.name}: {name}"
+
+
+def test_the_architecture_page_has_both_diagrams() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    assert "```mermaid\nflowchart" in text
+    assert "```mermaid\nstateDiagram-v2" in text
+
+
+def page_of(found: dict[str, Any]) -> Path:
+    """``LanceTableVersionSensor`` → ``sensors/table_version.md``; ``LanceOperator`` goes by its module."""
+    short = found["name"].removeprefix("Lance").removesuffix(found["kind"].removesuffix("s").capitalize())
+    words = re.sub(r"(?<!^)(?=[A-Z])", "_", short).lower() or found["module"]
+    return DOCS / found["kind"] / f"{words}.md"
+
+
+def argument_rows(found: dict[str, Any]) -> list[list[str]]:
+    text = INCLUDED.sub(lambda match: (ROOT / match[1]).read_text(), page_of(found).read_text())
+    return [row for table in tables(text) if table[0][0] == "parameter" for row in table[1:]]
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The Markdown tables of a page: rows of cells, the header first."""
+    for block in re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block.splitlines()]
+        yield [rows[0], *rows[2:]]
+
+
+def python_blocks(page: Path) -> list[str]:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    return [block for block in blocks if not block.startswith("--8<--")]
+
+
+def quoted_messages(text: str) -> Iterator[str]:
+    for table in tables(text):
+        if table[0][0] == "the message says":
+            for row in table[1:]:
+                found = [match[2].strip() for match in CODE.finditer(row[0])]
+                assert found, f"no message is quoted in {row[0]!r}"
+                yield from found
+
+
+def is_in_source(message: str) -> bool:
+    """Whether one text of the source has these words in this order; ``…`` stands for what is filled in."""
+    pieces = [piece.strip() for piece in message.split("…") if piece.strip()]
+    assert sum(map(len, pieces)) >= 8, f"{message!r} says too little to be found"
+    wanted = re.compile(".*?".join(map(re.escape, pieces)), re.DOTALL)
+    return any(wanted.search(text) for text in source_texts())
+
+
+@cache
+def source_texts() -> tuple[str, ...]:
+    """Every text literal of the package; the filled-in parts of an f-string are a NUL, docstrings are left out."""
+    found = []
+    for file in (ROOT / "airflow_provider_lance").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documentation:
+                found.append(node.value)
+    return tuple(found)
