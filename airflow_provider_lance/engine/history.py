@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Commit:
-    """``operation`` is Lance's name for it: Append, Update, Rewrite, Restore, …"""
+    """``operation`` is Lance's name for it: Append, Update, Rewrite, Restore, …
+
+    ``replaced``: the ids of the fields that got new files in place, by a backfill (DataReplacement).
+    """
 
     operation: str
     properties: Mapping[str, str] = field(default_factory=dict)
+    replaced: frozenset[int] = frozenset()
 
 
 def read_commit(dataset: lance.LanceDataset, version: int) -> Commit | None:
@@ -29,4 +33,6 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Commit | None:
         return Commit("Rewrite") if "RewrittenIndex" in str(error) else None
     if transaction is None:
         return None
-    return Commit(type(transaction.operation).__name__, transaction.transaction_properties or {})
+    groups = getattr(transaction.operation, "replacements", ())
+    replaced = frozenset(number for group in groups for number in group.new_file.fields)
+    return Commit(type(transaction.operation).__name__, transaction.transaction_properties or {}, replaced)

@@ -1,7 +1,7 @@
 """Views with ``auto_refresh`` and columns with ``auto_backfill``: submit their jobs when their sources have moved.
 
 Cheap on purpose: a round opens no table that has not changed since the round before. What counts as a change is read
-from the transactions, so that our own backfills and refreshes, compactions and indices start nothing.
+from the transactions, so that compactions, indices and backfills of columns a target does not read start nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.jobs import Job, JobState, JobType
-from airflow_provider_lance.engine.columns import VIRTUAL, VIRTUAL_DEFINITION, VIRTUAL_GROUP
+from airflow_provider_lance.engine.columns import VIRTUAL, VIRTUAL_DEFINITION, VIRTUAL_GROUP, column_rule
+from airflow_provider_lance.engine.expressions import format_path
 from airflow_provider_lance.engine.history import read_commit
+from airflow_provider_lance.engine.table import field_ids
+from airflow_provider_lance.engine.view_binding import columns_read
 from airflow_provider_lance.engine.view_definition import AUTO_REFRESH_KEY
 from airflow_provider_lance.engine.view_table import read_state
 from airflow_provider_lance.namespace.catalog import Catalog
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Commits after which every row still has the values it had.
-_HARMLESS = frozenset({"CreateIndex", "DataReplacement", "Project", "ReserveFragments", "Rewrite", "UpdateConfig"})
+_HARMLESS = frozenset({"CreateIndex", "Project", "ReserveFragments", "Rewrite", "UpdateConfig"})
 # Reading transactions costs a request each; a source that moved further than this has changed for all we care.
 _LOOK_BACK = 50
 
@@ -181,7 +184,11 @@ class Watcher:
         if now == progress.checked:
             return None  # nothing moved since the last look, which found too little
         done = self._done(target, progress)
-        if not any(self._moved_enough(dataset, done.get(name, 0)) for name, dataset in sources.items()):
+        moved = (
+            self._moved_enough(dataset, done.get(name, 0), self._reads(target, dataset))
+            for name, dataset in sources.items()
+        )
+        if not any(moved):
             progress.checked = now
             return None
         if target.column is None:
@@ -230,9 +237,18 @@ class Watcher:
                 return int((job.result or {}).get("source_version") or 0)
         return 0
 
-    def _moved_enough(self, source: lance.LanceDataset, done: int) -> bool:
+    def _reads(self, target: Target, source: lance.LanceDataset) -> frozenset[int] | None:
+        """The ids of the fields of ``source`` that the target is made from; None where that may be all of them."""
+        if target.column is not None:
+            return field_ids(source, column_rule(source.schema, target.column).inputs)
+        select = self._views.definition(list(target.table_id))[1].select
+        if select is None:
+            return None
+        return field_ids(source, [format_path([name]) for name in columns_read(select, source.schema.names)])
+
+    def _moved_enough(self, source: lance.LanceDataset, done: int, reads: frozenset[int] | None) -> bool:
         newer = range(max(done, source.version - _LOOK_BACK) + 1, source.version + 1)
-        changed = sum(_changes_rows(source, version) for version in newer)
+        changed = sum(_changes_rows(source, version, reads) for version in newer)
         if source.version - done > _LOOK_BACK:
             changed = max(changed, self._settings.versions)
         if changed < max(self._settings.versions, 1):
@@ -269,9 +285,13 @@ def _find_targets(table_id: tuple[str, ...], dataset: lance.LanceDataset) -> tup
     return tuple(targets)
 
 
-def _changes_rows(source: lance.LanceDataset, version: int) -> bool:
+def _changes_rows(source: lance.LanceDataset, version: int, reads: frozenset[int] | None) -> bool:
     commit = read_commit(source, version)
-    return commit is None or commit.operation not in _HARMLESS  # cleaned up: nobody can say, so it counts
+    if commit is None:
+        return True  # cleaned up: nobody can say, so it counts
+    if commit.replaced and reads is not None:
+        return not reads.isdisjoint(commit.replaced)
+    return commit.operation not in _HARMLESS
 
 
 def _rows_changed(source: lance.LanceDataset, done: int) -> int:

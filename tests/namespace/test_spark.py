@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.jobs import Job
+from airflow_provider_lance.engine.udf import IMPORT_PATH_BACKEND, UdfEnvelope
 
 from .conftest import wait_until
 from .server_process import ROOT
@@ -24,13 +26,13 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., LanceClient]]:
     """``airflow-lance serve`` with a table of 1000 rows and a column to fill; ``env`` is for its drivers."""
     started: list[tuple[subprocess.Popen[str], LanceClient]] = []
 
-    def start(**env: str) -> LanceClient:
+    def start(*more: str, **env: str) -> LanceClient:
         config = tmp_path / "config.toml"
         values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in env.items())
         config.write_text(f"[clusters.local]\nenv = {{ {values} }}\n")
         options = ["--root", tmp_path / "lake", "--state-dir", tmp_path / "state", "--config", config, "--port", "0"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", *map(str, options)],
+            [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", *map(str, options), *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -87,3 +89,39 @@ def test_drivers_killed_between_claim_and_report_are_followed_by_one_that_ends_t
     assert client.describe_table({"id": ["people"]}).version == before + 1  # computed and committed once
     messages = client.query_job_events({"job_id": job.job_id})["message"].to_pylist()
     assert messages[-1] == "DONE on attempt 3"
+
+
+@pytest.mark.timeout(300)
+def test_a_column_and_a_view_over_it_follow_their_table_by_themselves(serve: Callable[..., LanceClient]) -> None:
+    """An appended row is filled by the column's job, and for that the view's job is started; then it is quiet."""
+    client = serve("--property", "watch.interval=0.2", "--property", "watch.cooldown=0")
+    entry = {
+        "input_columns": ["text"],
+        "outputs": [{"column": "name", "struct_field": "name", "data_type": {"type": "string"}, "nullable": True}],
+        "image": "",
+        "udf": UdfEnvelope(IMPORT_PATH_BACKEND, path="os.path:basename").encode(),
+        "udf_name": "basename",
+        "udf_version": "1",
+        "udf_backend": IMPORT_PATH_BACKEND,
+        "auto_backfill": True,
+    }
+    client.alter_table_add_columns({"id": ["people"], "new_columns": [{"name": "name", "virtual_column": entry}]})
+    query = "SELECT id, name FROM people WHERE name IS NOT NULL"
+    client.create_materialized_view({"id": ["named"], "query": query, "auto_refresh": True})
+
+    def named() -> int:
+        return client.count_table_rows({"id": ["named"]}).count
+
+    wait_until(lambda: named() == 1000, 120)
+    client.insert_into_table({"id": ["people"]}, pa.table({"id": [5000], "text": ["a/b"]}))
+    wait_until(lambda: named() == 1001, 120)
+    wanted = {"id": ["named"], "vector": {}, "k": 5, "filter": "id = 5000", "columns": {"column_names": ["name"]}}
+    assert client.query_arrow(wanted)["name"].to_pylist() == ["b"]
+
+    def finished() -> int | None:
+        jobs = client.list_jobs({}).jobs
+        return len(jobs) if all(Job.from_wire(job).state.terminal for job in jobs) else None
+
+    count = wait_until(finished, 60)
+    time.sleep(2)  # ten looks
+    assert finished() == count
