@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import lance
 import lancedb
+import pyarrow as pa
 import pytest
 
 from airflow_provider_lance.engine import refresh as refresh_module
+from tests.columns_in_place import replace_column
 from tests.engine.view_world import World, people
 
-SHOUT = "SELECT id, upper(text) AS shout FROM people WHERE id % 3 <> 1 AND score < 900"
+SHOUT = (
+    "SELECT id, upper(text) AS shout, note FROM people WHERE id % 3 <> 1 AND score < 900 AND note IS NULL OR note < 5"
+)
 
 
 class Crash(Exception):
@@ -21,9 +26,19 @@ class Crash(Exception):
 
 
 def expected(world: World) -> list[tuple[Any, ...]]:
-    rows = world.open("people").to_table(columns=["id", "text", "score"]).to_pylist()
-    kept = [row for row in rows if row["id"] % 3 != 1 and row["score"] < 900]
-    return sorted([(row["id"], row["text"].upper()) for row in kept], key=repr)
+    rows = world.open("people").to_table(columns=["id", "text", "score", "note"]).to_pylist()
+    kept = [
+        row
+        for row in rows
+        if (row["note"] < 5 if row["note"] is not None else row["id"] % 3 != 1 and row["score"] < 900)
+    ]
+    return sorted([(row["id"], row["text"].upper(), row["note"]) for row in kept], key=repr)
+
+
+def noted(ids: Iterable[int], tag: str = "t") -> pa.Table:
+    """People with a column to be filled: ``note``, which the view reads."""
+    rows = people(ids, tag)
+    return rows.append_column("note", pa.nulls(len(rows), pa.int64()))
 
 
 class History:
@@ -31,7 +46,7 @@ class History:
 
     def __init__(self, world: World, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.random, self.monkeypatch = world, random.Random(seed), monkeypatch
-        world.table("people", people(range(20)))
+        world.table("people", noted(range(20)))
         self.next_id, self.columns, self.log = 20, 0, []
 
     @property
@@ -40,8 +55,8 @@ class History:
 
     def append(self) -> None:
         count = self.random.randint(1, 9)
-        rows = people(range(self.next_id, self.next_id + count))
-        for column in self.source.schema.names[3:]:
+        rows = noted(range(self.next_id, self.next_id + count))
+        for column in self.source.schema.names[4:]:
             rows = rows.append_column(column, [[None] * count])
         self.world.append("people", rows.cast(self.source.schema))
         self.next_id += count
@@ -57,9 +72,9 @@ class History:
     def merge_insert(self) -> None:
         ids = [self.random.randrange(self.next_id), self.next_id]
         self.next_id += 1
-        if len(self.source.schema.names) == 3:
+        if len(self.source.schema.names) == 4:
             (self.source.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()).execute(
-                people(ids, tag="m")
+                noted(ids, tag="m")
             )
 
     def delete(self) -> None:
@@ -72,8 +87,18 @@ class History:
         self.columns += 1
         self.source.add_columns({f"extra{self.columns}": "id + 1"})
 
+    def backfill_read(self) -> None:
+        """New files in place for some fragments, as a backfill makes them."""
+        source = self.source
+        fragments = source.get_fragments()
+        chosen = self.random.sample(fragments, self.random.randint(0, len(fragments)))
+        replace_column(source, "note", {part: self.notes(part.physical_rows) for part in chosen})
+
+    def notes(self, count: int) -> pa.Array:
+        return pa.array(self.random.choices([None, *range(10)], k=count), pa.int64())
+
     def drop_unread(self) -> None:
-        names = self.source.schema.names[3:]
+        names = self.source.schema.names[4:]
         if names:
             self.source.drop_columns([self.random.choice(names)])
 
@@ -90,7 +115,8 @@ class History:
 
     def step(self) -> None:
         changes = [self.append] * 3 + [self.update_values, self.update_membership, self.delete, self.compact] * 2
-        changes += [self.merge_insert, self.backfill_unread, self.drop_unread, self.restore, self.index, self.overwrite]
+        changes += [self.backfill_read] * 3 + [self.merge_insert, self.backfill_unread, self.drop_unread]
+        changes += [self.restore, self.index, self.overwrite]
         for change in self.random.choices(changes, k=self.random.randint(1, 3)):
             self.log.append(change.__name__)
             change()
@@ -99,7 +125,7 @@ class History:
             self.compact_view()
 
     def overwrite(self) -> None:
-        rows = people(range(self.next_id, self.next_id + 5))
+        rows = noted(range(self.next_id, self.next_id + 5))
         lance.write_dataset(rows, self.world.path("people"), mode="overwrite", max_rows_per_file=4)
         self.next_id += 5
 

@@ -24,6 +24,7 @@ from airflow_provider_lance.engine.view_commit import ViewTable
 from airflow_provider_lance.engine.view_table import Outcome, write_bookmark
 from airflow_provider_lance.namespace import SparkNamespace
 from airflow_provider_lance.namespace.watch import WatchSettings
+from tests.columns_in_place import replace_column
 from tests.namespace.recording_jobs import RecordingJobs
 from tests.namespace.tables import PEOPLE, stream, with_people
 
@@ -256,6 +257,21 @@ class TestWatch:
         namespace.create_table_scalar_index({"id": ["people"], "column": "id", "index_type": "BTREE"})
         namespace.update_table_schema_metadata({"id": ["people"], "metadata": {"x": "y"}})
         assert watcher.round() == []
+
+    @pytest.mark.parametrize(("column", "started"), [("text", 1), ("other", 0)])
+    def test_a_backfill_counts_where_its_column_is_read(
+        self, namespace: SparkNamespace, jobs: RecordingJobs, now: list[float], column: str, started: int
+    ) -> None:
+        declared = {"name": "other", "computed": "upper(text)"}
+        namespace.alter_table_add_columns({"id": ["people"], "new_columns": [declared]})
+        create(namespace, with_no_data=True, auto_refresh=True)
+        watcher = self.watch(namespace, now)
+        self.finish_refresh(namespace, jobs, *watcher.round())
+        now[0] += 1000
+        people = namespace._catalog.open(["people"])
+        (fragment,) = people.get_fragments()
+        replace_column(people, column, {fragment: pa.array(["x", "yy", "zzz"])})
+        assert len(watcher.round()) == started
 
     def test_a_failed_job_is_tried_again_after_the_cooldown(
         self, namespace: SparkNamespace, jobs: RecordingJobs, now: list[float]
