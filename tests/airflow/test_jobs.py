@@ -300,7 +300,12 @@ def test_joining_another_tasks_job(
     server = lance_connection
     other = server.add("t", "RUNNING")
     other.body = {"column": "c"}
-    script(server, lambda s: (time.sleep(1.5), s.finish(other.job_id, result=RESULT)))
+    # Refused twice and asked for after that: both tasks have met it.
+    script(
+        server,
+        lambda s: s.wait_for(lambda s: s.paths().count("/v1/table/t/backfill_column") == 2, 120),
+        lambda s: s.finish(other.job_id, result=RESULT),
+    )
     with new_dag() as dag:
         fail = LanceBackfillColumnOperator(task_id="fail", table_id="t", column="c")
         join = LanceBackfillColumnOperator(
