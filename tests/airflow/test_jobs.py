@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.execution_time import context as execution_context
 
 from airflow_provider_lance.assets.lance import create_asset
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
@@ -29,6 +30,7 @@ from airflow_provider_lance.sensors.job import LanceJobSensor
 from tests.airflow.jobs_server import JobsServer
 
 RESULT = {"rows_assigned": 7, "rows_failed": 0, "rows_remaining": 0, "source_version": 3, "published_version": 4}
+HAS_STATE_STORE = hasattr(execution_context, "TaskStateStoreAccessor")  # since Airflow 3.3
 both_ways = pytest.mark.parametrize("deferrable", [False, True], ids=["on a worker", "deferred"])
 
 
@@ -404,9 +406,11 @@ def test_a_crash_after_the_submit_rejoins_the_job(
     assert run.state == "success"
     assert waits == ["job-1", "job-1"]
     assert len(server.submitted()) == 1
-    assert sum("backfill_column" in path for path in server.paths()) == 1
+    # Without a store for tasks' state the retry asks again with its key, and the server answers with the live job.
+    assert sum("backfill_column" in path for path in server.paths()) == (1 if HAS_STATE_STORE else 2)
 
 
+@pytest.mark.skipif(not HAS_STATE_STORE, reason="Airflow 3.2 keeps no state of a task from try to try")
 @both_ways
 def test_a_success_that_airflow_did_not_write_down_submits_nothing_again(
     run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
