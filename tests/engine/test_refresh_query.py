@@ -352,3 +352,14 @@ def _context_of(world: World, name: str) -> Any:
     from airflow_provider_lance.engine.context import JobContext
 
     return JobContext(JobSpec("refresh_materialized_view", [name], world.path(name)), world.make_spark)
+
+
+def test_a_rebuild_keeps_the_indices_of_its_view(world: World) -> None:
+    world.view("copy", "SELECT id, text FROM people")
+    world.refresh("copy")
+    world.open("copy").create_scalar_index("id", "BTREE")
+    world.append("people", people(range(500, 510)))
+    assert world.refresh("copy", full=True)["mode"] == "rebuild"
+    assert [index.name for index in world.open("copy").describe_indices()] == ["id_idx"]
+    assert world.open("copy").to_table(filter="id = 505")["text"].to_pylist() == ["t505"]
+    assert world.rows("copy") == world.rows("people", "id", "text")
