@@ -65,7 +65,9 @@ def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str
 
         os.environ.update(java_environment())
         if not given.contains("spark.driver.extraJavaOptions"):
-            builder = builder.config("spark.driver.extraJavaOptions", driver_java_options(os.environ["JAVA_HOME"]))
+            # A session in this very process may be asked for anything, Spark SQL included.
+            options = driver_java_options(os.environ["JAVA_HOME"], data_in_jvm=True)
+            builder = builder.config("spark.driver.extraJavaOptions", options)
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
     if (master or given.get("spark.master", DEFAULT_MASTER) or "").startswith("local"):
