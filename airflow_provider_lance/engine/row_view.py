@@ -107,7 +107,7 @@ class QueryView:
             if len(gone):
                 raise NotComparable("rows of the source were updated or deleted, and a LIMIT decides by their order")
             limit = max(0, limit - self.work.state.dataset.count_rows())
-        updated, removed, deleted = delete_source_rows(self.work.state.dataset, gone)
+        updated, removed, deleted = delete_source_rows(self.work.view, self.work.state.dataset, gone)
         written = self.rows(changes.fragments, changes.written, limit) if changes.fragments else []
         new = [fragment for one in written for fragment in one.metadata()]
         skipped = sum(one.skipped for one in written)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.engine.scan_tasks import Target
+from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID
 
 if TYPE_CHECKING:
@@ -15,31 +16,61 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
 _READERS = 4
+_BATCH_ROWS = 1 << 18
 _LARGEST_TABLE = 1 << 28  # 256 MB of flags
 
 
-def delete_source_rows(view: lance.LanceDataset, gone: np.ndarray) -> tuple[list[FragmentMetadata], list[int], int]:
+def delete_source_rows(
+    table: TableRef, view: lance.LanceDataset, gone: np.ndarray
+) -> tuple[list[FragmentMetadata], list[int], int]:
     """Fragments with the rows of ``gone`` deleted, ids of fragments left without rows, and how many rows went.
 
-    Writes deletion files and commits nothing. Costs a scan of one integer column: 12 ms per million rows.
+    Writes deletion files and commits nothing. Costs reading one integer column: 3 ms per million rows.
     """
+    import numpy as np
+
     if not len(gone):
         return [], [], 0
     is_gone = _membership(gone)
+    (column,) = field_ids(view, [SOURCE_ROW_ID])
 
     def one(fragment: lance.LanceFragment) -> tuple[FragmentMetadata | None, int | None, int]:
-        rows = fragment.scanner(columns=[SOURCE_ROW_ID], with_row_address=True).to_table()
-        hit = rows["_rowaddr"].to_numpy()[is_gone(rows[SOURCE_ROW_ID].to_numpy())]
-        if not len(hit):
+        hits = np.flatnonzero(is_gone(_source_ids(table, fragment, column)))
+        if not len(hits):
             return None, None, 0
-        kept = fragment.delete_rows((hit & 0xFFFFFFFF).tolist())
-        return kept, fragment.fragment_id if kept is None else None, len(hit)
+        kept = fragment.delete_rows(hits.tolist())
+        if kept is None:
+            return None, fragment.fragment_id, fragment.count_rows()
+        count = kept.num_deletions - fragment.num_deletions
+        if count:
+            return kept, None, count
+        # All of them were deleted before: an updated source row keeps its id. Nothing names the file just written.
+        table.files().delete(kept.deletion_file.path(fragment.fragment_id))
+        return None, None, 0
 
     with ThreadPoolExecutor(max_workers=_READERS) as pool:
         results = list(pool.map(one, view.get_fragments()))
     updated = [kept for kept, _, _ in results if kept is not None]
     removed = [number for _, number, _ in results if number is not None]
     return updated, removed, sum(count for _, _, count in results)
+
+
+def _source_ids(table: TableRef, fragment: lance.LanceFragment, column: int) -> np.ndarray:
+    """The source row of every row that was written, deleted ones included; so a place in it is a row's offset."""
+    from lance.file import LanceFileReader
+
+    files = [file for file in fragment.data_files() if column in file.fields]
+    if len(files) == 1 and files[0].base_id is None:
+        # Past the scanner, which takes eight times as long for one column of integers.
+        path, options = table.data_path(files[0].path), table.storage_options or None
+        batches = LanceFileReader(path, storage_options=options, columns=[SOURCE_ROW_ID]).read_all(
+            batch_size=_BATCH_ROWS
+        )
+        ids = batches.to_table().column(0)
+    else:
+        every = fragment.scanner(columns=[SOURCE_ROW_ID], with_row_id=True, include_deleted_rows=True)
+        ids = every.to_table()[SOURCE_ROW_ID]
+    return ids.to_numpy()
 
 
 def _membership(gone: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -51,7 +82,7 @@ def _membership(gone: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         return lambda ids: np.isin(ids, gone)
     flags = np.zeros(largest + 2, dtype=bool)
     flags[gone] = True
-    return lambda ids: flags[np.minimum(ids, largest + 1)]
+    return lambda ids: np.take(flags, ids, mode="clip")  # the last flag stands for all larger ids
 
 
 def cut_fragments(fragments: list[FragmentMetadata], rows: int, target: Target) -> list[FragmentMetadata]:
