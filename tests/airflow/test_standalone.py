@@ -30,6 +30,9 @@ for name, deferrable in (("deferred", True), ("on_worker", False)):
             retries=2, retry_delay=timedelta(seconds=1),
         )
     globals()[name] = dag
+    with DAG(f"{name}_bounded", schedule=None, dagrun_timeout=timedelta(seconds=30)) as bounded:
+        LanceBackfillColumnOperator(task_id="fill", table_id=f"{name}_bounded", column="c", deferrable=deferrable)
+    globals()[f"{name}_bounded"] = bounded
 
 asset = create_asset(authority="test", table_id=["watched"], watchers=[
     AssetWatcher(name="watched", trigger=LanceTableTrigger(table_id=["watched"], poll_interval=0.5)),
@@ -94,6 +97,16 @@ def test_marking_a_running_task_failed_cancels_its_job(airflow: Standalone, serv
     airflow.wait_state("on_worker", run, "fill", "running")
     airflow.mark("on_worker", run, "fill", "failed")
     server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
+
+
+@pytest.mark.soak
+def test_a_run_that_takes_too_long_cancels_its_jobs(airflow: Standalone, server: JobsServer):
+    """``dagrun_timeout``: Airflow fails the run and takes its tasks away, waiting ones and deferred ones."""
+    runs = {name: airflow.trigger(name) for name in ("deferred_bounded", "on_worker_bounded")}
+    for name, run in runs.items():
+        job = server.wait_for(lambda it, name=name: next((j for j in it.jobs.values() if j.table == name), None), 30)
+        airflow.wait_run(name, run, "failed", 120)
+        server.wait_for(lambda it, job=job: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
 @pytest.mark.soak  # failed now and then while a done job could be forgotten too early; see `wait_deferred`
