@@ -32,7 +32,8 @@ lint: venv       ## ruff and mypy
 format: venv     ## let ruff format the code
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
-bench: venv      ## every benchmark, printed as ratios
+bench:           ## every benchmark, printed as ratios
+	@scripts/venv bench
 	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
 
 docs: venv       ## build the documentation into site/
