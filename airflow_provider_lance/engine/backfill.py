@@ -31,6 +31,7 @@ from airflow_provider_lance.engine.request import BackfillRequest, validate_requ
 from airflow_provider_lance.engine.runner import SparkRunner
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef, field_ids
+from airflow_provider_lance.engine.watched import Room
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -222,11 +223,13 @@ class _Backfill:
         order = self._order(plan)
         label = f"backfill {self.request.column}"
         group = f"{self.context.job_id}-{self.rounds}"
+        room = Room(self.context)
         with SparkRunner(spark, group, label, parallel) as runner:
             pending = {runner.submit(order, task): task for task in tasks}
             while pending:
                 done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 self.reporter.check()
+                room.look()
                 self._check_failures()
                 for future in done:
                     task = pending.pop(future)

@@ -87,21 +87,26 @@ def cluster(tmp_path):
         cluster.stop()
 
 
-def submit(cluster: Cluster, tmp_path: Path, uri: str, **request: object) -> dict[str, object]:
+def start(cluster: Cluster, tmp_path: Path, uri: str, memory: str, **request: object) -> subprocess.Popen[str]:
     spec = {"job_type": "backfill_column", "table_id": ["t"], "location": uri, "request": request}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     command = submit_command(
         ["--spec", str(tmp_path / "spec.json")],
         master=cluster.url,
-        conf={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"},
+        conf={"spark.executor.memory": memory, "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"},
     )
     # The package is not on the executors' path: the engine sends itself.
     environment = {**os.environ, **submit_environment(master=cluster.url), "PYSPARK_PYTHON": sys.executable}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def submit(cluster: Cluster, tmp_path: Path, uri: str, **request: object) -> dict[str, object]:
+    process = start(cluster, tmp_path, uri, "512m", **request)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said[-4000:]
     # spark-submit mixes the driver's log into its output.
-    [answer] = [line for line in done.stdout.splitlines() if line.startswith('{"job_id"')]
+    [answer] = [line for line in said.splitlines() if line.startswith('{"job_id"')]
     return json.loads(answer)["result"]
 
 
@@ -116,3 +121,19 @@ def test_a_backfill_on_a_master_and_two_workers(cluster, tmp_path):
     assert_filled(uri)
     for worker in cluster.workers:
         assert "Launching executor" in worker.read_text() or "Asked to launch executor" in worker.read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_a_cluster_without_room_for_an_executor_is_named(cluster, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    declare(people(uri, rows=20, per_fragment=20), "n", "length(text) + id")
+    process = start(cluster, tmp_path, uri, "8g", column="n")
+    try:
+        told = next(line for line in process.stdout if "no executor for 30 s" in line)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert cluster.url in told
+    assert "room for one of 8g" in told
+    assert lance.dataset(uri).version == 2

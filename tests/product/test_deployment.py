@@ -179,7 +179,7 @@ def test_every_service_starts_is_healthy_and_together_they_run_the_quickstart(ho
         except OSError:
             time.sleep(0.5)
     for number, page in enumerate(worker_pages):
-        host.start("spark-worker", copy=str(number), replace={"8081": str(page), "2": "1", "4g": "1g"})
+        host.start("spark-worker", copy=str(number), replace={"8081": str(page), "2": "1"})
     host.start("namespace")
     host.healthy("namespace")
     host.finish("airflow-migrate")
