@@ -79,9 +79,10 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> dict
         return _result(*earlier)  # an attempt that was not heard has done it all, also what was asked for in full
     if _up_to_date(state, points, request):
         return finished or _result(Outcome(points, "no_op"), state.version)
+    kind = _kind(context, view, state, sources, request, meter)
     if _only_planned(context):
-        return _plan(context, view, state, sources, points, request, meter)
-    outcome, computed = _compute(context, view, state, sources, points, request, meter)
+        return _plan(kind, state, sources, points, request)
+    outcome, computed = _compute(context, kind, state, sources, points, request)
     version = state.version
     meter.phase("commit")
     if not computed.changes.empty:
@@ -97,15 +98,13 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> dict
 
 def _compute(
     context: JobContext,
-    view: ViewTable,
+    kind: Kind,
     state: ViewState,
     sources: Mapping[str, lance.LanceDataset],
     points: Mapping[str, SourcePoint],
     request: Mapping[str, Any],
-    meter: ProgressMeter,
 ) -> tuple[Outcome, Computed]:
     """The row changes from the view as it is to what it should be, incrementally where that is right."""
-    kind = _kind(context, view, state, sources, request, meter)
     try:
         computed = _followed(kind, state, sources, request)
         mode, reason = "incremental", None
@@ -126,17 +125,15 @@ def _compute(
 
 
 def _plan(
-    context: JobContext,
-    view: ViewTable,
+    kind: Kind,
     state: ViewState,
     sources: Mapping[str, lance.LanceDataset],
     points: Mapping[str, SourcePoint],
     request: Mapping[str, Any],
-    meter: ProgressMeter,
 ) -> dict[str, Any]:
     """What a refresh would do, without doing any of it: mode, reason, and how many source rows it would read."""
     try:
-        _, changes = _changes(_kind(context, view, state, sources, request, meter), state, sources, request)
+        _, changes = _changes(kind, state, sources, request)
         outcome = Outcome(points, "incremental")
         rows = changed_rows(next(iter(sources.values())), changes.fragments, changes.written)
     except NotComparable as because:

@@ -97,15 +97,10 @@ class TableFiles:
 
     def read_json(self, path: str) -> Any | None:
         """The document, or None where there is none, or only a broken one: it is never worth a failed job."""
-        with _scratch() as scratch:
-            try:
-                self._session.download_file(path, scratch)
-            except OSError as error:
-                if _is_missing(error):
-                    return None
-                raise
-            with open(scratch, encoding="utf-8") as file, contextlib.suppress(ValueError):
-                return json.load(file)
+        content = self.read_bytes(path)
+        if content is not None:
+            with contextlib.suppress(ValueError):
+                return json.loads(content)
         return None
 
 
