@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # number of rows is chosen from the width of the columns on disk instead.
 BATCH_BYTES = 8 << 20
 _ISOLATE_ROWS = 1024
+_OFFSETS = 1 << 17  # numbered at once, where all rows are read: batches are too small to number one by one
 
 
 def chunks(
@@ -147,12 +148,16 @@ class _Stretch:
             blob_handling="all_binary",
             **options,
         )
+        if not self._every:
+            yield from (Scanned(*split(batch)) for batch in scanner.to_batches())
+            return
+        offsets = np.arange(0)
         for batch in scanner.to_batches():
-            if self._every:
-                yield Scanned(np.arange(start, start + batch.num_rows), batch)
-                start += batch.num_rows
-            else:
-                yield Scanned(*split(batch))
+            count = batch.num_rows
+            if len(offsets) < count:
+                offsets = np.arange(start, start + max(count, _OFFSETS))
+            yield Scanned(offsets[:count], batch)
+            offsets, start = offsets[count:], start + count
 
     def _live_index(self, row: int) -> int:
         """How many live rows come before a physical row."""
@@ -241,7 +246,8 @@ def _reason(error: BaseException) -> str:
 def _typed(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    if [part.type for part in values.schema] == schema.types:
-        return pa.RecordBatch.from_arrays(values.columns, schema=schema)
-    arrays = [column.cast(part.type) for column, part in zip(values.columns, schema, strict=True)]
+    arrays = [
+        column if column.type == kind else column.cast(kind)
+        for column, kind in zip(values.columns, schema.types, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -73,6 +73,10 @@ class Pace:
 
     def slices(self, batches: Iterable[Scanned]) -> Iterator[Scanned]:
         for batch in batches:
+            if len(batch.offsets) <= self.rows:
+                if len(batch.offsets):
+                    yield batch
+                continue
             position = 0
             while position < len(batch.offsets):
                 size = self.rows
@@ -113,6 +117,7 @@ class Function:
         self.call = rule.envelope.call
         self.parts = rule.struct_fields
         self.schema = schema
+        self.types = schema.types
         self.policy = policy
         self.fragment_id = fragment_id
         self.pace = pace
@@ -201,11 +206,11 @@ class Function:
         else:
             columns = [result]
         arrays = []
-        for column, part in zip(columns, self.schema, strict=True):
-            array = column if isinstance(column, pa.Array) else pa.array(column, type=part.type)
+        for column, kind in zip(columns, self.types, strict=True):
+            array = column if isinstance(column, pa.Array) else pa.array(column, type=kind)
             if len(array) != rows:
                 raise ValueError(f"the function returned {len(array)} values for {rows} rows")
-            arrays.append(array if array.type == part.type else array.cast(part.type))
+            arrays.append(array if array.type == kind else array.cast(kind))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _attempt(self, call: Callable[[], Any]) -> Any:

@@ -87,11 +87,11 @@ def _scatter(
     size = stop - start
     if not picked:
         return kept or pa.RecordBatch.from_arrays([pa.nulls(size, part.type) for part in schema], schema=schema)
-    offsets: np.ndarray = np.concatenate([chunk.offsets for chunk in picked]) - start
     columns = [[chunk.values.column(at) for chunk in picked] for at in range(len(schema))]
-    if len(offsets) == size:
+    if sum(len(chunk.offsets) for chunk in picked) == size:
         arrays = [pa.concat_arrays(column) for column in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    offsets: np.ndarray = np.concatenate([chunk.offsets for chunk in picked]) - start
     if kept is None:
         places = np.zeros(size, dtype=np.int64)
         absent = np.ones(size, dtype=bool)
