@@ -20,9 +20,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A folder stays in one process: its tests share one Spark session, one PostgreSQL.
+    """A folder stays in one process: its tests share one Spark session.
 
-    Of the Airflow layer, which takes longest, a file does.
+    Of those that take longest a file does.
 
     pytest-xdist's own groups go by a suffix of the node id, which pytest 9.2 no longer lets it set.
     """
@@ -31,6 +31,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             folder, *rest = nodeid.partition("::")[0].split("/")[1:]
-            return f"{folder}/{rest[0]}" if folder == "airflow" else folder
+            return f"{folder}/{rest[0]}" if folder in ("airflow", "namespace") else folder
 
     return ByFolder(config, log)
