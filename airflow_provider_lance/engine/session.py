@@ -43,8 +43,13 @@ def session_factory(
     return partial(make_session, name, master=master, conf=conf)
 
 
-def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with the tuned settings. Under ``spark-submit`` master and deploy mode are the submitter's."""
+def make_session(
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, data_in_jvm: bool = True
+) -> SparkSession:
+    """A session with the tuned settings. Under ``spark-submit`` master and deploy mode are the submitter's.
+
+    ``data_in_jvm``: whether rows will pass through the JVM, as in Spark SQL; see :func:`jvm.driver_java_options`.
+    """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -65,8 +70,7 @@ def make_session(name: str, *, master: str | None = None, conf: Mapping[str, str
 
         os.environ.update(java_environment())
         if not given.contains("spark.driver.extraJavaOptions"):
-            # A session in this very process may be asked for anything, Spark SQL included.
-            options = driver_java_options(os.environ["JAVA_HOME"], data_in_jvm=True)
+            options = driver_java_options(os.environ["JAVA_HOME"], data_in_jvm=data_in_jvm)
             builder = builder.config("spark.driver.extraJavaOptions", options)
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
