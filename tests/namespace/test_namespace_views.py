@@ -20,6 +20,8 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.engine.changes import SourcePoint, version_timestamp
+from airflow_provider_lance.engine.columns import virtual_column_entry
+from airflow_provider_lance.engine.udf import IMPORT_PATH_BACKEND, UdfEnvelope
 from airflow_provider_lance.engine.view_commit import ViewTable
 from airflow_provider_lance.engine.view_table import Outcome, write_bookmark
 from airflow_provider_lance.namespace import SparkNamespace
@@ -295,18 +297,8 @@ class TestWatch:
         assert len(watcher.round()) == 1, "two versions; two rows more and one less"
 
     def test_a_column_follows_its_table(self, namespace: SparkNamespace, jobs: RecordingJobs, now: list[float]) -> None:
-        from airflow_provider_lance.engine.udf import IMPORT_PATH_BACKEND, UdfEnvelope
-
-        entry = {
-            "input_columns": ["text"],
-            "outputs": [{"column": "n", "struct_field": "n", "data_type": {"type": "string"}, "nullable": True}],
-            "image": "",
-            "udf": UdfEnvelope(IMPORT_PATH_BACKEND, path="os.path:basename").encode(),
-            "udf_name": "f",
-            "udf_version": "1",
-            "udf_backend": IMPORT_PATH_BACKEND,
-            "auto_backfill": True,
-        }
+        function = UdfEnvelope(IMPORT_PATH_BACKEND, path="os.path:basename")
+        entry = virtual_column_entry(function, inputs=["text"], outputs={"n": pa.string()}) | {"auto_backfill": True}
         namespace.alter_table_add_columns({"id": ["people"], "new_columns": [{"name": "n", "virtual_column": entry}]})
         watcher = self.watch(namespace, now)
         assert watcher.round() == [], "the declaration's own job is queued"

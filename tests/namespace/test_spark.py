@@ -15,6 +15,7 @@ import pytest
 
 from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.jobs import Job
+from airflow_provider_lance.engine.columns import virtual_column_entry
 from airflow_provider_lance.engine.udf import IMPORT_PATH_BACKEND, UdfEnvelope
 
 from .conftest import wait_until
@@ -95,16 +96,8 @@ def test_drivers_killed_between_claim_and_report_are_followed_by_one_that_ends_t
 def test_a_column_and_a_view_over_it_follow_their_table_by_themselves(serve: Callable[..., LanceClient]) -> None:
     """An appended row is filled by the column's job, and for that the view's job is started; then it is quiet."""
     client = serve("--property", "watch.interval=0.2", "--property", "watch.cooldown=0")
-    entry = {
-        "input_columns": ["text"],
-        "outputs": [{"column": "name", "struct_field": "name", "data_type": {"type": "string"}, "nullable": True}],
-        "image": "",
-        "udf": UdfEnvelope(IMPORT_PATH_BACKEND, path="os.path:basename").encode(),
-        "udf_name": "basename",
-        "udf_version": "1",
-        "udf_backend": IMPORT_PATH_BACKEND,
-        "auto_backfill": True,
-    }
+    function = UdfEnvelope(IMPORT_PATH_BACKEND, path="os.path:basename")
+    entry = virtual_column_entry(function, inputs=["text"], outputs={"name": pa.string()}) | {"auto_backfill": True}
     client.alter_table_add_columns({"id": ["people"], "new_columns": [{"name": "name", "virtual_column": entry}]})
     query = "SELECT id, name FROM people WHERE name IS NOT NULL"
     client.create_materialized_view({"id": ["named"], "query": query, "auto_refresh": True})
