@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SECTION = "lance"
+DEFAULT_CONNECTION = "lance_default"
 
 #: Option name → (type, default, what it means). The defaults hold where Airflow has none on file.
 OPTIONS: dict[str, tuple[str, float, str]] = {

@@ -15,11 +15,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_lance.api.operations import Operation
-
 if TYPE_CHECKING:
     import httpx
     from lance_namespace.errors import LanceNamespaceError
+
+    from airflow_provider_lance.api.operations import Operation
 
 UNSUPPORTED, INVALID_INPUT, CONFLICT, FORBIDDEN, UNAUTHENTICATED = 0, 13, 14, 15, 16
 UNAVAILABLE, INTERNAL, THROTTLED = 17, 18, 21
@@ -67,11 +67,12 @@ _BY_STATUS = {
     503: UNAVAILABLE,
     504: UNAVAILABLE,
 }
-_NOT_SUPPORTED = re.compile(r"\b(not (yet )?(supported|implemented)|unsupported|unimplemented)\b", re.IGNORECASE)
+_NOT_SUPPORTED = r"(?i)\b(not (yet )?(supported|implemented)|unsupported|unimplemented)\b"
 _ADVICE = {
     UNAUTHENTICATED: "Check the connection's credentials.",
     FORBIDDEN: "The credentials are known, but may not do this.",
 }
+_MISSING = frozenset({1, 4, 6, 8, 10, 11, 12, 22})
 _MOST_TEXT = 2000
 
 
@@ -112,6 +113,16 @@ class WireError(Exception):
             return False
         return self.status is None or self.status == 429 or self.status >= 500
 
+    @property
+    def missing(self) -> bool:
+        """The object is not there (and not: the route is missing)."""
+        return not self.route_missing and (self.status == 404 or self.code in _MISSING)
+
+    @property
+    def conflict(self) -> bool:
+        """Somebody else holds or changed the object."""
+        return self.code == CONFLICT
+
 
 def read_answer_error(operation: Operation, target: str, response: httpx.Response) -> WireError:
     """Read a failed answer, whatever its body."""
@@ -123,7 +134,11 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
     bare = not lance_body and (not said or said.strip().lower() in {"not found", "404 page not found"})
     route_missing = (status == 404 and operation.optional and bare) or status == 405
     code: int | None
-    says_unsupported = bool(said and _NOT_SUPPORTED.search(said)) and own_code in {None, UNSUPPORTED, INTERNAL}
+    says_unsupported = bool(said and re.search(_NOT_SUPPORTED, said)) and own_code in {
+        None,
+        UNSUPPORTED,
+        INTERNAL,
+    }
     if route_missing or (says_unsupported and status not in {401, 403}):
         code = UNSUPPORTED
     elif own_code is not None and own_code not in _AGREEING:

@@ -1,4 +1,4 @@
-"""Jobs as every side of the wire sees them: states, the spec a driver receives, progress, results.
+"""Jobs as every side of the wire sees them: the spec a driver receives, progress, results.
 
 Knows neither Airflow, Spark, Lance nor HTTP: the server writes these shapes, the engine reads its
 spec from them, and clients read states of any namespace server through :func:`parse_state`.
@@ -6,55 +6,11 @@ spec from them, and clients read states of any namespace server through :func:`p
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
-class JobState(str, enum.Enum):
-    """The five states of a job. ``QUEUED → RUNNING → DONE | FAILED | CANCELLED``."""
-
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    DONE = "DONE"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def terminal(self) -> bool:
-        return self in TERMINAL_STATES
-
-
-TERMINAL_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
-LIVE_STATES = frozenset({JobState.QUEUED, JobState.RUNNING})
-
-# Vocabularies seen on real servers: LanceDB's jobs API, its older spelling, the spec's transactions.
-_STATE_WORDS = {
-    "QUEUED": JobState.QUEUED,
-    "PENDING": JobState.QUEUED,
-    "RUNNING": JobState.RUNNING,
-    "IN_PROGRESS": JobState.RUNNING,
-    "DONE": JobState.DONE,
-    "SUCCEEDED": JobState.DONE,
-    "FINISHED": JobState.DONE,
-    "FAILED": JobState.FAILED,
-    "TIMED_OUT": JobState.FAILED,
-    "CANCELLED": JobState.CANCELLED,
-    "CANCELED": JobState.CANCELLED,
-}
-
-
-def parse_state(word: str | None) -> JobState:
-    """Read a state in any server's vocabulary; an unknown word means the job still runs."""
-    return _STATE_WORDS.get((word or "").strip().upper().replace("-", "_").replace(" ", "_"), JobState.RUNNING)
-
-
-class JobType(str, enum.Enum):
-    """What a job does; the value travels as ``job_type``."""
-
-    BACKFILL = "backfill_column"
-    REFRESH = "refresh_materialized_view"
+from airflow_provider_lance.api.job_words import JobState, JobType, parse_state
 
 
 @dataclass(frozen=True)

@@ -322,3 +322,12 @@ _ROWS = (
 
 #: Every operation by its method name.
 OPERATIONS: MappingProxyType[str, Operation] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def unknown_operation(operation: str) -> str:
+    """A sentence with near names."""
+    import difflib
+
+    near = difflib.get_close_matches(operation, OPERATIONS, n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"There is no operation {operation!r} in the Lance namespace API.{hint}"

@@ -20,6 +20,7 @@ from airflow_provider_lance.api.arrow import ARROW_STREAM, ArrowBody
 from airflow_provider_lance.api.auth import API_KEY_HEADER, ONE_SHOT
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, InvalidIdentifierError, parse_id, quote_id
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY
 from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, Operation
 from airflow_provider_lance.api.retry import NEVER_SENT, may_retry_answer, may_retry_error, retry_after
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings, context_headers
@@ -58,7 +59,6 @@ class Reply:
     status: int
 
 
-IDEMPOTENCY_KEY = "idempotency-key"
 _NOT_IN_BODY = ("id", "identity", "context")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import DecoratedOperator, task_decorator_factory
 from airflow.providers.standard.operators.python import PythonOperator
 
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context, TaskDecorator
@@ -27,7 +27,7 @@ class _LanceDecoratedOperator(DecoratedOperator, PythonOperator):
         self,
         *,
         python_callable: Callable[..., Any],
-        lance_conn_id: str = LanceNamespaceHook.default_conn_name,
+        lance_conn_id: str = DEFAULT_CONNECTION,
         op_args: Sequence[Any] | None = None,
         op_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -54,6 +54,8 @@ class _LanceDecoratedOperator(DecoratedOperator, PythonOperator):
         self.lance_conn_id = lance_conn_id
 
     def execute(self, context: Context) -> Any:
+        from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
         namespace = LanceNamespaceHook(self.lance_conn_id).get_conn()
         self.op_kwargs = {**self.op_kwargs, PARAMETER: namespace}
         try:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState, Progress
+from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec, Progress
 from airflow_provider_lance.engine.context import JobCancelledError, JobError
 
 log = logging.getLogger(__name__)

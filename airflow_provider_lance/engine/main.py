@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState, JobType
+from airflow_provider_lance.api.job_words import JobState, JobType
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.engine import faults

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_provider_lance.api.errors import CONFLICT, UNSUPPORTED, WireError
+from airflow_provider_lance.api.errors import UNSUPPORTED, WireError
 from airflow_provider_lance.api.ids import Identifier, parse_id
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.api.operations import OPERATIONS
+from airflow_provider_lance.api.operations import OPERATIONS, unknown_operation
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings
+from airflow_provider_lance.api.versions import WITH_VERSION, version_of
 from airflow_provider_lance.api.wire import Wire
-from airflow_provider_lance.triggers.position import WITH_VERSION
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
@@ -94,7 +95,7 @@ class LanceNamespaceHook(BaseHook):
     """
 
     conn_name_attr = "lance_conn_id"
-    default_conn_name = "lance_default"
+    default_conn_name = DEFAULT_CONNECTION
     conn_type = "lance"
     hook_name = "Lance Namespace"
 
@@ -177,7 +178,7 @@ class LanceNamespaceHook(BaseHook):
         try:
             return self.job(job_id)
         except WireError as error:
-            if is_missing(error):
+            if error.missing:
                 return None
             raise
 
@@ -186,16 +187,14 @@ class LanceNamespaceHook(BaseHook):
         try:
             self.call("cancel_job", {"job_id": job_id})
         except WireError as error:
-            if is_missing(error):
+            if error.missing:
                 return False
             raise
         return True
 
     def current_version(self, table_id: list[str], branch: str | None = None) -> int | None:
         """A table's newest version; ``None`` for a table that was only declared."""
-        answer = self.call("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
-        version = answer.get("version")
-        return int(version) if version is not None else None
+        return version_of(self.call("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION}))
 
     def test_connection(self) -> tuple[bool, str]:
         """What the *Test* button says: what was reached, with which credentials, and what is there."""
@@ -257,26 +256,7 @@ class LanceNamespaceHook(BaseHook):
         raise WireError(message, code=code, operation=operation, instance=instance)
 
 
-def is_missing(error: WireError) -> bool:
-    """Whether an error says that the object is not there (and not that the route is missing)."""
-    return not error.route_missing and (error.status == 404 or error.code in {1, 4, 6, 8, 10, 11, 12, 22})
-
-
-def is_conflict(error: WireError) -> bool:
-    """Whether somebody else holds or changed the object."""
-    return error.code == CONFLICT
-
-
 def _ipc(data: Any) -> bytes:
     from airflow_provider_lance.api.arrow import ArrowBody
 
     return b"".join(ArrowBody(data))
-
-
-def unknown_operation(operation: str) -> str:
-    """A sentence with near names."""
-    import difflib
-
-    near = difflib.get_close_matches(operation, OPERATIONS, n=3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"There is no operation {operation!r} in the Lance namespace API.{hint}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
 from airflow.providers.common.compat.sdk import BaseOperatorLink, XCom
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import BaseOperator, TaskInstanceKey
 
 
-@attrs.define(init=False)
 class _XComLink(BaseOperatorLink):
     """A link whose URL the operator pushed as soon as it knew it."""
 
@@ -24,14 +22,12 @@ class _XComLink(BaseOperatorLink):
             context["ti"].xcom_push(key=self.xcom_key, value=url)
 
 
-@attrs.define(init=False)
 class LanceJobLink(_XComLink):
     """The job's page: its progress, events and result."""
 
     name = "Lance job"
 
 
-@attrs.define(init=False)
 class LanceSparkLink(_XComLink):
     """The UI of the Spark application that executes the job."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
-from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.columns import column_rule, computed_field, virtual_fields
 from airflow_provider_lance.engine.expressions import expression_type, find_field, format_path, parse_path

@@ -17,7 +17,8 @@ from typing import Any
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
 from sqlalchemy import Row, and_, or_, select, update
 
-from airflow_provider_lance.api.jobs import JobFailure, JobSpec, JobState
+from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.namespace.database import Database, jobs, now_ms
 from airflow_provider_lance.namespace.registry import EXTERNAL, LIVE, Stage, Timings, add_event, conflict, end
 from airflow_provider_lance.namespace.reports import read_event, read_progress, read_terminal, sampled

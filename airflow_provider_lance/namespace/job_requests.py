@@ -16,7 +16,8 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.api.ids import join_id
-from airflow_provider_lance.api.jobs import Job, JobSpec, JobState, JobType
+from airflow_provider_lance.api.job_words import JobState, JobType
+from airflow_provider_lance.api.jobs import Job, JobSpec
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import OPERATIONS
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace

@@ -24,7 +24,8 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import Row
 
 from airflow_provider_lance.api.ids import join_id
-from airflow_provider_lance.api.jobs import JobSpec, JobState, parse_state
+from airflow_provider_lance.api.job_words import JobState, parse_state
+from airflow_provider_lance.api.jobs import JobSpec
 from airflow_provider_lance.api.models import (
     ClaimJobRequest,
     DescribeJobRequest,

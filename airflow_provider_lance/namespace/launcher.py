@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.engine.java import JavaNotFoundError
 from airflow_provider_lance.engine.session import TUNED
 from airflow_provider_lance.engine.submit import submit_command, submit_environment

@@ -18,7 +18,8 @@ from lance_namespace.errors import ConcurrentModificationError
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from airflow_provider_lance.api.jobs import LIVE_STATES, JobFailure, JobState
+from airflow_provider_lance.api.job_words import LIVE_STATES, JobState
+from airflow_provider_lance.api.jobs import JobFailure
 from airflow_provider_lance.namespace.database import Database, events, jobs, locks, now_ms
 
 LIVE = [state.value for state in LIVE_STATES]

@@ -11,7 +11,8 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
-from airflow_provider_lance.api.jobs import TERMINAL_STATES, JobFailure, JobState, Progress
+from airflow_provider_lance.api.job_words import TERMINAL_STATES, JobState
+from airflow_provider_lance.api.jobs import JobFailure, Progress
 
 _MOST_SAMPLES = 240
 

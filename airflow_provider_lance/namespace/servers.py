@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row, delete, func, insert, select, update
 
-from airflow_provider_lance.api.jobs import JobState
+from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.namespace.database import Database, jobs, now_ms, servers
 from airflow_provider_lance.namespace.registry import LIVE, Stage, Timings, add_event
 

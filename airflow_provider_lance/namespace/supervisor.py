@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from airflow_provider_lance.api.jobs import LIVE_STATES, JobState
+from airflow_provider_lance.api.job_words import LIVE_STATES, JobState
 from airflow_provider_lance.namespace.config import ConfigError
 from airflow_provider_lance.namespace.database import jobs, now_ms
 from airflow_provider_lance.namespace.executions import Executions, Launch

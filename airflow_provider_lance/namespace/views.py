@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import LanceNamespaceError, TableNotFoundError
 
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
-from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.api.models import DescribeMaterializedViewResponse, ViewSource, model
 from airflow_provider_lance.engine.view_definition import (
     DEFINITION_KEY,

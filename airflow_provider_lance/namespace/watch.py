@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, LanceNamespaceError
 
 from airflow_provider_lance.api.ids import join_id
-from airflow_provider_lance.api.jobs import Job, JobState, JobType
+from airflow_provider_lance.api.job_words import JobState, JobType
+from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.engine.columns import VIRTUAL, VIRTUAL_DEFINITION, VIRTUAL_GROUP, column_rule
 from airflow_provider_lance.engine.expressions import format_path
 from airflow_provider_lance.engine.history import read_commit

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.operators.rendered import given, number, rendered_fields, text, truth, whole_number
 from airflow_provider_lance.operators.submit import LanceJobOperator
 

@@ -11,10 +11,12 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow_provider_lance.api.errors import INVALID_INPUT, UNSUPPORTED, WireError
 from airflow_provider_lance.api.ids import Identifier, InvalidIdentifierError
 from airflow_provider_lance.assets.lance import write_events
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 
 def task_error(error: WireError | ValueError) -> AirflowException:
@@ -43,12 +45,14 @@ class LanceBaseOperator(BaseOperator):
     ui_color = "#fde8d7"
     template_fields: Sequence[str] = ("lance_conn_id",)
 
-    def __init__(self, *, lance_conn_id: str = LanceNamespaceHook.default_conn_name, **kwargs: Any) -> None:
+    def __init__(self, *, lance_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.lance_conn_id = lance_conn_id
 
     @cached_property
     def hook(self) -> LanceNamespaceHook:
+        from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
         return LanceNamespaceHook(self.lance_conn_id)
 
     def parse_id(self, identifier: Identifier) -> list[str]:

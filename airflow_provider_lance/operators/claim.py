@@ -12,18 +12,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook, is_conflict
 from airflow_provider_lance.operators.base import task_error
 from airflow_provider_lance.operators.result import look
 from airflow_provider_lance.private_files import private_folder, write_private
 from airflow_provider_lance.triggers.outcome import Follower
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 
 class Claim:
@@ -65,7 +67,7 @@ def claim_job(hook: LanceNamespaceHook, job_id: str, log: Any) -> Claim | None:
             answer = hook.call("claim_job", {"job_id": job_id, "attempt": attempt, "launch_token": token})
             return Claim(job_id, attempt, token, str(answer["claim_token"]), float(answer["lease_seconds"]))
         except WireError as error:
-            if not is_conflict(error):
+            if not error.conflict:
                 failure = task_error(error)
             elif not told:
                 log.info("Another driver has job %s; waiting for its end: %s", job_id, error)

@@ -9,13 +9,15 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.versions import WITH_VERSION
 from airflow_provider_lance.assets.lance import SCHEME, table_of
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook
-from airflow_provider_lance.triggers.position import WITH_VERSION
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\"[^\"]+\"")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.jobs import JobType
+from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.operators.rendered import rendered_fields, text, truth, whole_number
 from airflow_provider_lance.operators.submit import LanceJobOperator
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body
-from airflow_provider_lance.hooks.lance import unknown_operation
+from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, unknown_operation
 from airflow_provider_lance.operators.base import LanceBaseOperator
 
 if TYPE_CHECKING:

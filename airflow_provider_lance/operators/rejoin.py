@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException, conf
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.api.job_words import JobState
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_provider_lance.api.jobs import Job
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 STATE_KEY = "lance_job"

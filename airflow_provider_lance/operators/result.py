@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowTaskTimeout
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.jobs import Job, JobState
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, public_result
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.api.jobs import Job
+    from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 
 def look(hook: LanceNamespaceHook, job_id: str) -> Job | WireError | None:

@@ -21,12 +21,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseHook
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.jobs import Job, JobState
-from airflow_provider_lance.api.protocol import IDEMPOTENCY_KEY
-from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState
+from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.assets.lance import write_events
-from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.spark import DriverInput, LanceSparkSubmitHook
 from airflow_provider_lance.links.job import LanceJobLink, LanceSparkLink
 from airflow_provider_lance.operators.base import task_error
@@ -47,6 +45,8 @@ from airflow_provider_lance.triggers.outcome import job_event
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 EXTERNAL = "external"
@@ -116,7 +116,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         request: Mapping[str, Any] | None = None,
         spec: Mapping[str, Any] | str | None = None,
         storage_conn_id: str | None = None,
-        lance_conn_id: str = LanceNamespaceHook.default_conn_name,
+        lance_conn_id: str = DEFAULT_CONNECTION,
         namespace_url: str | None = None,
         claim_secret: str | None = None,
         cancel_on_kill: bool = True,
@@ -167,6 +167,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             self._hook.on_kill()
 
     def _cancel(self, settings: Any, job_id: str) -> None:
+        from airflow_provider_lance.api.wire import Wire  # loaded: it claimed the job
+
         try:
             with Wire(settings) as wire:
                 wire.call("cancel_job", {"job_id": job_id})
@@ -176,6 +178,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
     # A job of a namespace
 
     def _run_job(self, context: Context) -> dict[str, Any]:
+        from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
         hook = self._lance = LanceNamespaceHook(self.lance_conn_id)
         if not hook.speaks_rest:
             raise AirflowFailException(

@@ -22,12 +22,9 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.jobs import JobState
-from airflow_provider_lance.api.protocol import IDEMPOTENCY_KEY
-from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState
 from airflow_provider_lance.assets.lance import assets_of
 from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.hooks.lance import is_conflict
 from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
 from airflow_provider_lance.operators.rejoin import (
@@ -200,6 +197,8 @@ class LanceJobOperator(LanceBaseOperator):
             if settings is None:
                 self.hook.cancel_job(submitted.job_id)
             else:
+                from airflow_provider_lance.api.wire import Wire  # loaded: it submitted the job
+
                 # The interrupted code may hold the locks of the hook's own client.
                 with Wire(settings) as wire:
                     wire.call("cancel_job", {"job_id": submitted.job_id})
@@ -214,11 +213,11 @@ class LanceJobOperator(LanceBaseOperator):
         try:
             answer = self.submit(context, table_id)
         except WireError as error:
-            if is_conflict(error) and error.instance and self.on_conflict == "join":
+            if error.conflict and error.instance and self.on_conflict == "join":
                 self.log.info("Joining job %s, which already does this: %s", error.instance, error)
                 return self._bound(error.instance, table_id, owned=False)
             failure = task_error(error)
-            if is_conflict(error) and error.instance:
+            if error.conflict and error.instance:
                 failure = AirflowException(
                     f"{error} Job {error.instance} holds it; on_conflict='join' would wait for it."
                 )

@@ -9,11 +9,10 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.hooks.lance import is_conflict
+from airflow_provider_lance.api.versions import WITH_VERSION
 from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
 from airflow_provider_lance.operators.rendered import given, whole_number
 from airflow_provider_lance.operators.udf import UdfColumn
-from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -279,7 +278,7 @@ class LanceCreateTableVersionOperator(_TableOperator):
             answer = self.hook.call("create_table_version", {"id": table_id, **fields})
         except WireError as error:
             failure = task_error(error)
-            skips = self.if_exists == "skip" and is_conflict(error)
+            skips = self.if_exists == "skip" and error.conflict
         if failure is not None:
             # A number beyond the next one is a conflict too, and there is no such version.
             at = {"id": table_id, "branch": fields.get("branch"), **WITH_VERSION}

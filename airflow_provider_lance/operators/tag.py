@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.api.versions import WITH_VERSION
 from airflow_provider_lance.operators.base import LanceBaseOperator
 from airflow_provider_lance.operators.rendered import given
-from airflow_provider_lance.triggers.position import WITH_VERSION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context

@@ -16,10 +16,12 @@ from airflow.providers.common.compat.sdk import (
     conf,
 )
 
-from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 _NET_SECONDS = 60
 
@@ -38,7 +40,7 @@ class LanceBaseSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        lance_conn_id: str = LanceNamespaceHook.default_conn_name,
+        lance_conn_id: str = DEFAULT_CONNECTION,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
@@ -48,6 +50,8 @@ class LanceBaseSensor(BaseSensorOperator):
 
     @cached_property
     def hook(self) -> LanceNamespaceHook:
+        from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
         return LanceNamespaceHook(self.lance_conn_id)
 
     def first_look(self, context: Context) -> Any:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import PokeReturnValue
 
-from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.result import job_failure, job_result, job_table, look, read_job_id

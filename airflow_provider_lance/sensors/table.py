@@ -44,7 +44,7 @@ class _PlaceSensor(LanceBaseSensor):
         try:
             version = place.read(self.hook.call(operation, fields))
         except WireError as error:
-            if not place.missing(error):
+            if not error.missing:
                 failure = task_error(error)
             present = False
         if failure is not None:

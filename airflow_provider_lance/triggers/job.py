@@ -13,7 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
 from airflow_provider_lance.api.wire import AsyncWire
-from airflow_provider_lance.configuration import read_configuration
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.lance import resolve_async
 from airflow_provider_lance.triggers.outcome import Event, Follower
 from airflow_provider_lance.triggers.poller import share
@@ -33,7 +33,7 @@ class LanceJobTrigger(BaseTrigger):
         self,
         *,
         job_id: str,
-        lance_conn_id: str = "lance_default",
+        lance_conn_id: str = DEFAULT_CONNECTION,
         deadline: float | None = None,
         poll_interval: float | None = None,
         cancel_on_kill: bool = True,

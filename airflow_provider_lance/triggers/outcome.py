@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
-from airflow_provider_lance.api.jobs import Job, JobState
+from airflow_provider_lance.api.job_words import JobState
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.api.jobs import Job
 
 TIMEOUT, LOST = "TIMEOUT", "LOST"
 _MOST_BYTES = 32_000

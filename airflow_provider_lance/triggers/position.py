@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-from airflow_provider_lance.api.errors import WireError
-
-#: Without it, pylance's namespaces describe a table without its version and schema.
-WITH_VERSION: Mapping[str, Any] = MappingProxyType({"load_detailed_metadata": True})
+from airflow_provider_lance.api.versions import WITH_VERSION, version_of
 
 
 @dataclass(frozen=True)
@@ -32,13 +28,7 @@ class Place:
         return "describe_table", {"id": self.table_id, "branch": self.branch, **WITH_VERSION}
 
     def read(self, answer: Mapping[str, Any]) -> int | None:
-        """The version; ``None`` for a table without one (it was only declared)."""
-        version = answer.get("version")
-        return int(version) if version is not None else None
-
-    def missing(self, error: WireError) -> bool:
-        """Whether an error only says that it is not there (yet)."""
-        return not error.route_missing and (error.status == 404 or error.code in {4, 8, 22})
+        return version_of(answer)
 
     def describe(self) -> str:
         of = f"tag {self.tag!r} of " if self.tag else f"branch {self.branch!r} of " if self.branch else ""

@@ -11,17 +11,18 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.triggers import BaseEventTrigger
 from airflow.triggers.base import TriggerEvent
 
 from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
 from airflow_provider_lance.api.ids import parse_id
-from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.hooks.lance import resolve_async
-from airflow_provider_lance.triggers.poller import Poller, share
+from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.triggers.position import Goal, Place
+
+if TYPE_CHECKING:
+    from airflow_provider_lance.triggers.poller import Poller
 
 _LONGEST_PAUSE = 60.0
 
@@ -52,7 +53,7 @@ class LanceTableTrigger(BaseEventTrigger):
         self,
         *,
         table_id: str | Sequence[str],
-        lance_conn_id: str = "lance_default",
+        lance_conn_id: str = DEFAULT_CONNECTION,
         branch: str | None = None,
         tag: str | None = None,
         goal: dict[str, Any] | None = None,
@@ -103,6 +104,10 @@ class LanceTableTrigger(BaseEventTrigger):
 
     async def _look_on(self, interval: float, batch: int) -> AsyncIterator[TriggerEvent]:
         """Look until something is wrong; the caller reads the connection again then."""
+        # Not needed while a DAG that watches an asset is parsed.
+        from airflow_provider_lance.hooks.lance import resolve_async
+        from airflow_provider_lance.triggers.poller import share
+
         resolved = await resolve_async(self.lance_conn_id)
         if resolved.settings is None:
             raise ValueError(f"The connection {self.lance_conn_id!r} has no server that a trigger could ask.")
@@ -155,7 +160,7 @@ async def _look(poller: Poller, place: Place) -> tuple[bool, int | None]:
     try:
         return True, place.read((await poller.wire.call(operation, fields)).value)
     except WireError as error:
-        if place.missing(error):
+        if error.missing:
             return False, None
         raise
 

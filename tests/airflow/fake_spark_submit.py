@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 
 from airflow_provider_lance.api.client import LanceClient
-from airflow_provider_lance.api.jobs import JobState
+from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.engine.claim import HeartbeatReporter, claim_job, read_launch_token
 from airflow_provider_lance.engine.main import _parser, _settings
 

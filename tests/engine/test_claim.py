@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_lance.api.client import LanceClient
-from airflow_provider_lance.api.jobs import JobState, Progress
+from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.api.jobs import Progress
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.engine import claim as protocol

@@ -17,7 +17,7 @@ from lance_namespace.errors import (
     UnsupportedOperationError,
 )
 
-from airflow_provider_lance.api.jobs import JobState
+from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.namespace.executions import Launch
 from airflow_provider_lance.namespace.jobs import JobsService
 

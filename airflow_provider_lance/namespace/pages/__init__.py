@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from airflow_provider_lance import __version__
-from airflow_provider_lance.api.jobs import JobState
+from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.api.operations import Scope
 
 if TYPE_CHECKING:
