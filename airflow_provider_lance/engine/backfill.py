@@ -22,7 +22,6 @@ from airflow_provider_lance.engine.commit import Committer
 from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError
 from airflow_provider_lance.engine.fill import FlushPolicy, Order, TaskFailure, TaskResult
 from airflow_provider_lance.engine.freshness import load_record, save_record
-from airflow_provider_lance.engine.identity import identify
 from airflow_provider_lance.engine.orphans import remove_orphans
 from airflow_provider_lance.engine.plan import Plan, describe_plan, group_tasks, make_plan
 from airflow_provider_lance.engine.progress import ProgressMeter, TaskFigures
@@ -224,7 +223,9 @@ class _Backfill:
         label = f"backfill {self.request.column}"
         group = f"{self.context.job_id}-{self.rounds}"
         room = Room(self.context)
-        with SparkRunner(spark, group, label, parallel) as runner:
+        # Without a limit on them, the next task of each core waits inside Spark, not for the driver to send it.
+        at_once = self.request.concurrency or 2 * parallel
+        with SparkRunner(spark, group, label, at_once) as runner:
             pending = {runner.submit(order, task): task for task in tasks}
             while pending:
                 done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -362,8 +363,9 @@ class _Backfill:
         head = self._open()
         self.record.follow(self.table, head, self._open)
         remaining = 0
+        identities = self.record.identities.of(head)
         for fragment in head.get_fragments():
-            entry = self.record.get(identify(fragment.metadata, self.input_ids, self.target_ids))
+            entry = self.record.get(identities[fragment.fragment_id])
             if entry is None:
                 remaining += fragment.physical_rows - fragment.num_deletions
             elif entry.failed is None:

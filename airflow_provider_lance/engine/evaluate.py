@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from lance import LanceFragment
+    from lance.fragment import DataFile
 
 # Decoded input of one batch. Lance's own batch_size_bytes decodes far ahead of it (2.6 GB for rows of 1 MB), so the
 # number of rows is chosen from the width of the columns on disk instead.
@@ -56,18 +57,15 @@ def chunks(
     yield from ordered(function, pace.slices(batches), threads)
 
 
-def batch_rows(table: TableRef, fragment: LanceFragment, columns: tuple[str, ...]) -> int:
-    """How many rows of these columns are about :data:`BATCH_BYTES` at once."""
+def batch_rows(table: TableRef, fragment: LanceFragment, columns: tuple[str, ...], most: int = BATCH_ROWS) -> int:
+    """How many rows of these columns are about :data:`BATCH_BYTES` at once, and not more than ``most``."""
     rows = max(1, fragment.physical_rows)
-    # The whole files are an upper bound that needs no look into them; mostly it settles the question.
-    if fragment_bytes(fragment) / rows * BATCH_ROWS <= BATCH_BYTES:
-        return BATCH_ROWS
+    # Whole files are an upper bound that needs no look into them; mostly it settles the question.
+    for bound in (fragment.data_files, lambda: [file for file, _ in _holding(fragment, columns)]):
+        if sum(file.file_size_bytes or 0 for file in bound()) / rows * most <= BATCH_BYTES:
+            return most
     size = max(1, column_bytes(table, fragment, columns))
-    return max(1, min(BATCH_ROWS, int(BATCH_BYTES * rows / size)))
-
-
-def fragment_bytes(fragment: LanceFragment) -> int:
-    return sum(file.file_size_bytes or 0 for file in fragment.data_files())
+    return max(1, min(most, int(BATCH_BYTES * rows / size)))
 
 
 def column_bytes(table: TableRef, fragment: LanceFragment, paths: tuple[str, ...]) -> int:
@@ -75,16 +73,8 @@ def column_bytes(table: TableRef, fragment: LanceFragment, paths: tuple[str, ...
     from lance.file import LanceFileReader
 
     dataset = fragment._ds
-    wanted = field_ids(dataset, paths)
     total = 0
-    for file in fragment.data_files():
-        places = [
-            index
-            for name, index in zip(file.fields, file.column_indices, strict=False)
-            if name in wanted and index >= 0
-        ]
-        if not places:
-            continue
+    for file, places in _holding(fragment, paths):
         base = table.base if file.base_id is None else dataset.base_paths()[file.base_id].path
         try:
             reader = LanceFileReader(
@@ -95,6 +85,18 @@ def column_bytes(table: TableRef, fragment: LanceFragment, paths: tuple[str, ...
         except (OSError, ValueError, IndexError):
             total += file.file_size_bytes or 0
     return total
+
+
+def _holding(fragment: LanceFragment, paths: tuple[str, ...]) -> list[tuple[DataFile, list[int]]]:
+    """The data files that hold some of these columns, and at which places."""
+    wanted = field_ids(fragment._ds, paths)
+    found = []
+    for file in fragment.data_files():
+        named = zip(file.fields, file.column_indices, strict=False)
+        places = [index for name, index in named if name in wanted and index >= 0]
+        if places:
+            found.append((file, places))
+    return found
 
 
 def ordered(function: Callable[[Any], Chunk], batches: Iterable[Any], threads: int) -> Iterator[Chunk]:
@@ -187,7 +189,7 @@ def _sql(
 ) -> Iterator[Chunk]:
     assert rule.expression is not None
     columns = {schema.names[0]: rule.expression}
-    rows = min(limit, batch_rows(stretch.table, stretch.fragment, rule.inputs))
+    rows = batch_rows(stretch.table, stretch.fragment, rule.inputs, limit)
     position = start
     while position < stop:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.commit import read_transactions
-from airflow_provider_lance.engine.identity import FragmentIdentity, identify
+from airflow_provider_lance.engine.identity import FragmentIdentity, Identities, identify
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -60,6 +60,9 @@ class FreshnessRecord:
     fragments: dict[int, Fresh] = field(default_factory=dict)
     job: tuple[str, int] | None = None
 
+    def __post_init__(self) -> None:
+        self.identities = Identities(self.input_ids, self.target_ids)
+
     def get(self, identity: FragmentIdentity) -> Fresh | None:
         """The entry of a fragment that is still made of the recorded files; None if it is stale or unknown."""
         entry = self.fragments.get(identity.fragment_id)
@@ -87,11 +90,7 @@ class FreshnessRecord:
 
     def _needs_history(self, head: LanceDataset) -> bool:
         """Fragments that never had this column's file are stale whatever the history says: appends cost nothing."""
-        for fragment in head.get_fragments():
-            identity = identify(fragment.metadata, self.input_ids, self.target_ids)
-            if identity.targets and self.get(identity) is None:
-                return True
-        return False
+        return any(identity.targets and self.get(identity) is None for identity in self.identities.of(head).values())
 
     def _apply(self, transaction: Any, open_version: Callable[[int], LanceDataset]) -> None:
         from lance import LanceOperation
@@ -114,15 +113,15 @@ class FreshnessRecord:
     def _fill(self, groups: list[Any], properties: dict[str, str], read: LanceDataset) -> None:
         partial = set(json.loads(properties.get(PARTIAL, "[]")))
         failed = {int(key): value for key, value in json.loads(properties.get(FAILED, "{}")).items()}
+        identities = self.identities.of(read)
         for group in groups:
             if group.fragment_id in partial:
                 self.fragments.pop(group.fragment_id, None)
                 continue
             # The inputs as they were read: another backfill may have replaced one of them before this commit.
-            fragment = read.get_fragment(group.fragment_id)
-            if fragment is None:
+            identity = identities.get(group.fragment_id)
+            if identity is None:
                 continue
-            identity = identify(fragment.metadata, self.input_ids, self.target_ids)
             self.fragments[group.fragment_id] = Fresh(
                 inputs=identity.inputs,
                 targets=(str(group.new_file.path),),
@@ -145,13 +144,8 @@ class FreshnessRecord:
 
     def prune(self, head: LanceDataset) -> None:
         """Forget fragments that are gone or stale, so the sidecar grows with the table and not with its history."""
-        fresh = {}
-        for fragment in head.get_fragments():
-            identity = identify(fragment.metadata, self.input_ids, self.target_ids)
-            entry = self.get(identity)
-            if entry is not None:
-                fresh[identity.fragment_id] = entry
-        self.fragments = fresh
+        entries = {number: self.get(identity) for number, identity in self.identities.of(head).items()}
+        self.fragments = {number: entry for number, entry in entries.items() if entry is not None}
 
 
 def sidecar_path(folder: str) -> str:

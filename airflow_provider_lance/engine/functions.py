@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 8192
+SQL_BATCH_ROWS = 16_384  # functions get fewer: what they need for each row is their own affair
 _RETRY_SECONDS = 0.1
 
 
@@ -66,8 +67,8 @@ class Pace:
 
     FIRST, SECONDS = 64, 1.0
 
-    def __init__(self, limit: int | None = None, seconds: float = SECONDS) -> None:
-        self.limit = min(BATCH_ROWS, limit or BATCH_ROWS)
+    def __init__(self, limit: int | None = None, seconds: float = SECONDS, most: int = BATCH_ROWS) -> None:
+        self.limit = min(most, limit or most)
         self.seconds = min(self.SECONDS, seconds)
         self.rows = min(self.FIRST, self.limit)
 
@@ -95,7 +96,8 @@ _paces: dict[tuple[str, int | None, float], Pace] = {}
 
 def pace_for(rule: ColumnRule, limit: int | None, seconds: float) -> Pace:
     """This worker's pace for a rule, with what earlier tasks taught it."""
-    return _paces.setdefault((rule.fingerprint, limit, seconds), Pace(limit, seconds))
+    most = BATCH_ROWS if rule.expression is None else SQL_BATCH_ROWS
+    return _paces.setdefault((rule.fingerprint, limit, seconds), Pace(limit, seconds, most))
 
 
 class RowFailure(JobError):

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lance import LanceDataset
     from lance.fragment import FragmentMetadata
+
+_REMEMBERED_VERSIONS = 2  # the one a plan was made for, and the newest
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,25 @@ def identify(fragment: FragmentMetadata, inputs: Collection[int], targets: Colle
         inputs=tuple(sorted(str(path) for path in found)),
         targets=tuple(sorted(str(path) for path in filled)),
     )
+
+
+class Identities:
+    """The identities of a table's fragments by the same inputs and targets, read once for each version."""
+
+    def __init__(self, inputs: Collection[int], targets: Collection[int]) -> None:
+        self.inputs = inputs
+        self.targets = targets
+        self._known: dict[int, dict[int, FragmentIdentity]] = {}
+
+    def of(self, dataset: LanceDataset) -> dict[int, FragmentIdentity]:
+        """By fragment id, in the table's order."""
+        found = self._known.pop(dataset.version, None)
+        if found is None:
+            found = {
+                fragment.fragment_id: identify(fragment.metadata, self.inputs, self.targets)
+                for fragment in dataset.get_fragments()
+            }
+        self._known[dataset.version] = found
+        while len(self._known) > _REMEMBERED_VERSIONS:
+            del self._known[next(iter(self._known))]
+        return found

@@ -101,6 +101,7 @@ class _Selection:
         self.rule = rule
         self.where = where
         self.record = record
+        self.identities = record.identities.of(dataset)
         self.done = done
         self.version = dataset.version
         self.target_ids = record.target_ids
@@ -113,7 +114,7 @@ class _Selection:
 
     def work(self, fragment: LanceFragment) -> FragmentWork | None:
         live = fragment.physical_rows - fragment.num_deletions
-        identity = identify(fragment.metadata, self.input_ids, self.target_ids)
+        identity = self.identities[fragment.fragment_id]
         path, version = self.done.get(identity.fragment_id, ("", 0))
         if live <= 0 or path in identity.targets or version > self.version:
             return None
@@ -137,7 +138,9 @@ class _Selection:
     def _work(
         self, fragment: LanceFragment, identity: FragmentIdentity, live: int, rows: str | None, *, whole: bool
     ) -> FragmentWork:
-        read = identify(fragment.metadata, self.key_ids, self.target_ids)
+        read = identity
+        if self.key_ids != self.input_ids:
+            read = identify(fragment.metadata, self.key_ids, self.target_ids)
         # A partial run copies the values it leaves alone, so those are inputs too.
         kept = read.targets if rows is not None else ()
         return FragmentWork(
