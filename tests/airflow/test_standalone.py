@@ -80,22 +80,27 @@ def test_a_deferred_task_shows_its_job_and_returns_its_result(airflow: Standalon
     assert airflow.xcom("deferred", run, "fill")["version"] == 9
 
 
-def test_marking_a_deferred_task_failed_cancels_its_job(airflow: Standalone, server: JobsServer):
+MARKS = ["failed", pytest.param("success", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("state", MARKS)
+def test_marking_a_deferred_task_cancels_its_job(airflow: Standalone, server: JobsServer, state: str):
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
     airflow.wait_deferred("deferred", run, "fill")
     eventually(lambda: any(job.job_id in body.get("job_ids", []) for _, _, body in server.requests), 30, "a look")
-    airflow.mark("deferred", run, "fill", "failed")
+    airflow.mark("deferred", run, "fill", state)
     server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
-def test_marking_a_running_task_failed_cancels_its_job(airflow: Standalone, server: JobsServer):
+@pytest.mark.parametrize("state", MARKS)
+def test_marking_a_running_task_cancels_its_job(airflow: Standalone, server: JobsServer, state: str):
     known = len(server.jobs)
     run = airflow.trigger("on_worker")
     job = next_job(server, known)
     airflow.wait_state("on_worker", run, "fill", "running")
-    airflow.mark("on_worker", run, "fill", "failed")
+    airflow.mark("on_worker", run, "fill", state)
     server.wait_for(lambda it: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
