@@ -153,6 +153,10 @@ class LanceJobOperator(LanceBaseOperator):
             return self.describe_result(submitted, (rejoined.state if rejoined else JobState.QUEUED).value, None)
         if rejoined is not None and rejoined.state.terminal:
             return self._complete(context, submitted, job_event(rejoined))
+        return self._follow(context, submitted)
+
+    def _follow(self, context: Context, submitted: Submitted) -> dict[str, Any]:
+        """Wait for the job, here or in the triggerer."""
         if self.deferrable and self.hook.speaks_rest:
             from airflow_provider_lance.triggers.job import LanceJobTrigger
 
@@ -183,6 +187,10 @@ class LanceJobOperator(LanceBaseOperator):
             owned = saved is None or saved["job_id"] == event["job_id"]
             submitted = asdict(self._bound(event["job_id"], self.parse_id(self.table_id), owned=owned))
         self._submitted = Submitted(**submitted)
+        if event["job_id"] != self._submitted.job_id:
+            # Triggers of SQLite get the ids of deleted ones: that of a cleared try may still speak, in our name.
+            self.log.info("Job %s is of an earlier run of this task; waiting for our own.", event["job_id"])
+            return self._follow(context, self._submitted)
         return self._complete(context, self._submitted, event)
 
     def on_kill(self) -> None:

@@ -71,6 +71,12 @@ class LanceBaseSensor(BaseSensorOperator):
             trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout + _NET_SECONDS)
         )
 
+    def wait_again(self, context: Context, what: str) -> Any:
+        """After an event that is not ours: triggers of SQLite get the ids of deleted ones, and that of a cleared try
+        may still speak in our name."""
+        self.log.info("An event about %s is of an earlier run of this sensor; waiting for our own.", what)
+        return self.execute(context)
+
     @property
     def deadline(self) -> float:
         return time.time() + self.timeout

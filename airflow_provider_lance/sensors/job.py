@@ -74,6 +74,8 @@ class LanceJobSensor(LanceBaseSensor):
 
     def execute_complete(self, context: Context, event: Event) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
+        if event["job_id"] != read_job_id(self.job_id):
+            return self.wait_again(context, f"job {event['job_id']}")
         if event["state"] == TIMEOUT:
             raise self.timed_out()
         seen = look(self.hook, event["job_id"])  # the event is small: what kind of job it was is asked for once more

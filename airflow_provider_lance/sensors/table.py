@@ -80,7 +80,11 @@ class _PlaceSensor(LanceBaseSensor):
             raise self.timed_out()
         if event.get("error"):
             raise AirflowException(f"Cannot look at {self._place().describe()} any longer: {event['error']}")
-        return _found(self._place(), event.get("version"))
+        place, version = self._place(), event.get("version")
+        seen = Place(list(event["table_id"]), event.get("branch"), event.get("tag"))
+        if seen != place or not self.goal().reached(True, version):
+            return self.wait_again(context, seen.describe())
+        return _found(place, version)
 
 
 class LanceTableVersionSensor(_PlaceSensor):

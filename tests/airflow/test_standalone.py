@@ -114,7 +114,7 @@ def test_a_run_that_takes_too_long_cancels_its_jobs(airflow: Standalone, server:
         server.wait_for(lambda it, job=job: it.jobs[job.job_id].state == "CANCELLED", 60)
 
 
-@pytest.mark.soak  # failed now and then while a done job could be forgotten too early; see `wait_deferred`
+@pytest.mark.soak
 def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: Standalone, server: JobsServer):
     known = len(server.jobs)
     run = airflow.trigger("deferred")
