@@ -351,7 +351,8 @@ def cold(_: Any, options: argparse.Namespace) -> dict[str, Any]:
 
         submit(tuned=True)
         time.sleep(6)  # the archive is written at exit and used once it has settled
-        seconds = best({"tuned": lambda: submit(True), "defaults": lambda: submit(False)}, max(2, options.rounds))
+        rounds = max(2, min(3, options.rounds))
+        seconds = best({"tuned": lambda: submit(True), "defaults": lambda: submit(False)}, rounds)
     report("Cold job, 100,000 rows, spark-submit to DONE", seconds, 100_000, "defaults")
     print(f"  tuned takes {seconds['tuned'] / seconds['defaults']:.2f} of the time")
     return {"cold_ratio": seconds["tuned"] / seconds["defaults"], "seconds": seconds}
@@ -368,7 +369,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--fragments", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
     parser.add_argument("--output", type=Path, help="also write the figures here, as JSON")
     options = parser.parse_args()
