@@ -323,9 +323,9 @@ class Executions:
         with self.database.reading() as connection:
             return list(connection.execute(query))
 
-    def driver_died(self, row: Row[Any], why: str, *, final: bool = False) -> None:
+    def driver_died(self, row: Row[Any], why: str, *, final: bool = False) -> bool:
         """The attempt of this row is over without a result: cancelled if that was asked for, else the next attempt,
-        else FAILED. Its preconditions make it a no-op when the driver reported in the meantime."""
+        else FAILED. Its preconditions make it a no-op, and False, when the driver reported in the meantime."""
         now = now_ms()
         same = [
             jobs.c.job_id == row.job_id,
@@ -339,14 +339,12 @@ class Executions:
             if row.cancel_requested_ms is not None:
                 reason = row.cancel_reason or "Cancelled."
                 failure = JobFailure("cancel", reason)
-                end(connection, same, JobState.CANCELLED, f"{reason} ({why})", failure=failure, claim_hash=None)
-                return
+                return end(connection, same, JobState.CANCELLED, f"{reason} ({why})", failure=failure, claim_hash=None)
             if final or row.attempt >= self.timings.attempts:
                 message = why if final else f"{why} That was attempt {row.attempt} of {self.timings.attempts}."
                 phase = "run" if row.stage == Stage.CLAIMED.value else "launch"
                 failure = JobFailure(phase, message, retryable=True)
-                end(connection, same, JobState.FAILED, message, failure=failure, claim_hash=None)
-                return
+                return end(connection, same, JobState.FAILED, message, failure=failure, claim_hash=None)
             external = row.cluster == EXTERNAL
             pause = 0 if external else int(self.timings.relaunch_pause * row.attempt * 1000)
             lost = connection.execute(
@@ -368,6 +366,7 @@ class Executions:
             ).rowcount
             if lost:
                 add_event(connection, row.job_id, JobState(row.state), f"{why} The job will be tried again.", at_ms=now)
+            return bool(lost)
 
     def _row(self, job_id: str) -> Row[Any]:
         with self.database.reading() as connection:

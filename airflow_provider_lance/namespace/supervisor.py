@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 NOBODY_WAITS = "nobody waits: the lease of whoever submitted this job ran out"
 _HOUSEKEEPING_SECONDS = 3600.0
+_WITH_DRIVER = frozenset({Stage.LAUNCHED.value, Stage.CLAIMED.value})
+_LAST_REPORTS = 5  # of one driver on their way into the database at once: there are one or two
 
 
 class Supervisor:
@@ -150,7 +152,7 @@ class Supervisor:
             elif code is not None:
                 self._end(key, driver)
                 if self._driver_is_child(row) or (code > 0 and row.stage == Stage.LAUNCHED.value):
-                    self._died(row, _exit_words(code))
+                    self._died(row, _exit_words(code), gone=self._driver_is_child(row))
             else:
                 self.launcher.logs.bound(*key)
 
@@ -174,7 +176,7 @@ class Supervisor:
             key = (row.job_id, row.attempt)
             driver = self._drivers.get(key)
             if driver is not None and self._driver_is_child(row) and self._end(key, driver):
-                self.executions.driver_died(row, "its driver was killed")
+                self._conclude(row, "its driver was killed", gone=True)
 
     def _give_up_overdue(self) -> None:
         for row in self.executions.overdue(self._started_ms):
@@ -182,13 +184,14 @@ class Supervisor:
                 continue  # its own server decides, or whoever takes over from it
             key = (row.job_id, row.attempt)
             driver = self._drivers.get(key) or _known_driver(row)
-            if driver is not None and driver.group.here and not self._end(key, driver):
+            gone = driver is not None and driver.group.here and self._end(key, driver)
+            if driver is not None and driver.group.here and not gone:
                 log.warning("The driver of job %s cannot be killed; its claim is withdrawn all the same", row.job_id)
             if row.stage == Stage.CLAIMED.value:
                 why = f"The driver did not report for {self.executions.timings.lease:.0f} s."
             else:
                 why = "No driver claimed the job before its launch deadline."
-            self._died(row, why)
+            self._died(row, why, gone=gone and self._driver_is_child(row))
 
     def _take_over(self) -> None:
         """Jobs of servers that are gone: adopt them, with their drivers where those still run on this machine."""
@@ -216,13 +219,23 @@ class Supervisor:
             for job_id in gone:
                 self.launcher.forget(job_id)
 
-    def _died(self, row: Row[Any], why: str) -> None:
+    def _died(self, row: Row[Any], why: str, *, gone: bool = False) -> None:
         words = self.launcher.logs.last_lines(row.job_id, row.attempt)
         message = f"{why} Its log ends: {words}" if words else why
         log.warning("Job %s, attempt %d: %s", row.job_id, row.attempt, message)
-        fresh = self.registry.get(row.job_id)  # with what a report or a takeover changed since
-        if fresh is not None and (fresh.attempt, fresh.stage, fresh.last_seq) == (row.attempt, row.stage, row.last_seq):
-            self.executions.driver_died(fresh, message)
+        self._conclude(row, message, gone=gone)
+
+    def _conclude(self, row: Row[Any], message: str, *, gone: bool) -> None:
+        """End the attempt of this row. A driver that reported since lives; one that is ``gone`` had only been faster
+        than our look at its row, and its last report may still be on its way into the database."""
+        for _ in range(_LAST_REPORTS):
+            fresh = self.registry.get(row.job_id)  # with what a report or a takeover changed since
+            if fresh is None or fresh.attempt != row.attempt or fresh.stage not in _WITH_DRIVER:
+                return
+            if not gone and (fresh.stage, fresh.last_seq) != (row.stage, row.last_seq):
+                return
+            if self.executions.driver_died(fresh, message) or not gone:
+                return
 
     def _end(self, key: tuple[str, int], driver: Driver) -> bool:
         gone = self.launcher.end(*key, driver)

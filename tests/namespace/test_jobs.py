@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +22,9 @@ from lance_namespace.errors import (
 from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.namespace.executions import Launch
 from airflow_provider_lance.namespace.jobs import JobsService
+from airflow_provider_lance.namespace.launcher import Driver
+from airflow_provider_lance.namespace.processes import ProcessGroup
+from airflow_provider_lance.namespace.registry import Stage
 
 from .conftest import QUICK, submission
 
@@ -373,6 +378,57 @@ class TestCancel:
         service.cancel_job({"job_id": job_id})
         service.report_job({**report, "seq": 1, "terminal": DONE})
         assert state(service, job_id) == "DONE"
+
+
+class TestDriversThatWereFaster:
+    """A driver's last report comes between our look at its row and its death: the row alone says that it lives."""
+
+    @pytest.fixture
+    def driver(self) -> Iterator[Driver]:
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        yield Driver(ProcessGroup.of(child.pid), child)
+        child.kill()
+        child.wait()
+
+    def test_a_cancelled_one_ends_with_its_kill(
+        self, service: JobsService, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id = service.submit(submission())
+        report = claimed(service, job_id)
+        service.supervisor._drivers[job_id, 1] = driver
+        service.cancel_job({"job_id": job_id})
+        time.sleep(QUICK.kill_after_cancel)
+        look = service.executions.cancelling
+
+        def look_before_a_report() -> Any:
+            rows = look()
+            service.report_job({**report, "seq": 1})
+            return rows
+
+        monkeypatch.setattr(service.executions, "cancelling", look_before_a_report)
+        service.supervisor._kill_cancelled()
+        assert not driver.group.alive
+        assert state(service, job_id) == "CANCELLED"
+
+    def test_one_that_died_is_replaced_at_once(
+        self, service: JobsService, driver: Driver, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job_id = service.submit(submission())
+        report = claimed(service, job_id)
+        service.supervisor._drivers[job_id, 1] = driver
+        look = service.executions.running_here
+
+        def look_before_its_end() -> Any:
+            rows = look()
+            service.report_job({**report, "seq": 1})
+            assert driver.group.kill()
+            return rows
+
+        monkeypatch.setattr(service.executions, "running_here", look_before_its_end)
+        service.supervisor._watch_drivers()
+        row = service.registry.get(job_id)
+        assert row is not None
+        assert row.stage == Stage.WAITING.value
 
 
 class TestWaitersLease:
