@@ -27,8 +27,8 @@ TUNED = {
     # A task costs 26-43 ms through TCP, half of that through unix sockets.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.worker.reuse": "true",
-    # Python workers get and free megabytes for every batch. By default glibc hands them back to the system each time,
-    # and a tenth of a task's time goes into getting them again.
+    # Python workers get and free megabytes for every batch. By default glibc hands them back to the system and gets
+    # them again: 700 page faults in a task with batches of 1.7 MB, 29,000 with 3.5 MB; with these settings none.
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(4 << 20),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "spark.ui.showConsoleProgress": "false",

@@ -390,43 +390,37 @@ class TestDriversThatWereFaster:
         child.kill()
         child.wait()
 
-    def test_a_cancelled_one_ends_with_its_kill(
-        self, service: JobsService, driver: Driver, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture
+    def report(self, service: JobsService, driver: Driver) -> dict[str, Any]:
+        """The next report of a job that this driver has claimed."""
         job_id = service.submit(submission())
-        report = claimed(service, job_id)
+        report = {**claimed(service, job_id), "seq": 1}
         service.supervisor._drivers[job_id, 1] = driver
-        service.cancel_job({"job_id": job_id})
+        return report
+
+    def test_a_cancelled_one_ends_with_its_kill(
+        self, service: JobsService, driver: Driver, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        service.cancel_job({"job_id": report["job_id"]})
         time.sleep(QUICK.kill_after_cancel)
-        look = service.executions.cancelling
-
-        def look_before_a_report() -> Any:
-            rows = look()
-            service.report_job({**report, "seq": 1})
-            return rows
-
-        monkeypatch.setattr(service.executions, "cancelling", look_before_a_report)
+        rows = service.executions.cancelling()
+        monkeypatch.setattr(service.executions, "cancelling", lambda: rows)
+        service.report_job(report)
         service.supervisor._kill_cancelled()
+        assert len(rows) == 1
         assert not driver.group.alive
-        assert state(service, job_id) == "CANCELLED"
+        assert state(service, report["job_id"]) == "CANCELLED"
 
     def test_one_that_died_is_replaced_at_once(
-        self, service: JobsService, driver: Driver, monkeypatch: pytest.MonkeyPatch
+        self, service: JobsService, driver: Driver, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        job_id = service.submit(submission())
-        report = claimed(service, job_id)
-        service.supervisor._drivers[job_id, 1] = driver
-        look = service.executions.running_here
-
-        def look_before_its_end() -> Any:
-            rows = look()
-            service.report_job({**report, "seq": 1})
-            assert driver.group.kill()
-            return rows
-
-        monkeypatch.setattr(service.executions, "running_here", look_before_its_end)
+        rows = service.executions.running_here()
+        monkeypatch.setattr(service.executions, "running_here", lambda: rows)
+        service.report_job(report)
+        assert driver.group.kill()
         service.supervisor._watch_drivers()
-        row = service.registry.get(job_id)
+        assert len(rows) == 1
+        row = service.registry.get(report["job_id"])
         assert row is not None
         assert row.stage == Stage.WAITING.value
 
