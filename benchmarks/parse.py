@@ -1,7 +1,8 @@
-"""What parsing costs: importing our modules and the example DAGs, over what a DAG without a provider costs anyway.
+"""What parsing costs: importing our modules and the example DAGs, over importing Airflow and over a plain DAG.
 
 Each figure is the median of fresh interpreters, in milliseconds of CPU, so that a busy machine counts less. Airflow
-loads some of its own parts when the first DAG needs them (schedules, parameters, decorated tasks): that is its cost.
+loads some of its own parts when the first DAG needs them (schedules, parameters, decorated tasks): that is its cost,
+so the limit is on what comes on top of a DAG without a provider. What both cost together is printed beside it.
 """
 
 from __future__ import annotations
@@ -73,23 +74,24 @@ def measure(base: str, then: str, home: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    rows = [
-        ("all operators, sensors, triggers", BASE, MODULES),
-        ("operators/spark.py over SparkSubmitOperator", BASE + SPARK, "import airflow_provider_lance.operators.spark"),
-    ]
-    for path in sorted((ROOT / "dags").glob("*.py")):
-        base = BASE + (SPARK if "operators.spark" in path.read_text() else "") + PLAIN
-        rows.append((f"dags/{path.name}", base, f"import runpy; runpy.run_path({str(path)!r})"))
     worst = 0.0
     with tempfile.TemporaryDirectory() as home:
         _, plain = measure(BASE, PLAIN, home)
-        print(f"A DAG without a provider costs {plain:.0f} ms over importing Airflow; what ours cost over that:")
-        print(f"{'':46}{'Airflow ms':>12}{'ours ms':>10}{'ratio':>8}")
-        for name, base, then in rows:
-            before, ours = measure(base, then, home)
+        print(f"A DAG without a provider costs {plain:.0f} ms over importing Airflow.")
+        print(f"{'':46}{'Airflow ms':>12}{'on top ms':>11}{'of it ours':>12}{'ratio':>8}")
+        rows = [
+            ("all operators, sensors, triggers", BASE, "", MODULES),
+            ("operators/spark.py", BASE + SPARK, "", "import airflow_provider_lance.operators.spark"),
+        ]
+        for path in sorted((ROOT / "dags").glob("*.py")):
+            base = BASE + (SPARK if "operators.spark" in path.read_text() else "")
+            rows.append((f"dags/{path.name}", base, PLAIN, f"import runpy; runpy.run_path({str(path)!r})"))
+        for name, base, lazily, then in rows:
+            before, ours = measure(base + lazily, then, home)
+            imports, whole = measure(base, then, home) if lazily else (before, ours)
             worst = max(worst, ours)
-            print(f"{name:46}{before:12.0f}{ours:10.1f}{(before + ours) / before:8.3f}")
-    print(f"most on top of Airflow: {worst:.1f} ms (limit {LIMIT_MS:.0f} ms)")
+            print(f"{name:46}{imports:12.0f}{whole:11.1f}{ours:12.1f}{(before + ours) / before:8.3f}")
+    print(f"most of ours: {worst:.1f} ms (limit {LIMIT_MS:.0f} ms)")
     return 0 if worst <= LIMIT_MS else 1
 
 

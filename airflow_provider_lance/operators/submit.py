@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from airflow.providers.common.compat.sdk import (
     AirflowException,
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
 
-@dataclass(frozen=True)
-class Submitted:
+class Submitted(NamedTuple):
     """A job this task waits for. ``owned``: we started it, so it ends with us; a job we joined does not."""
 
     job_id: str
@@ -169,7 +167,7 @@ class LanceJobOperator(LanceBaseOperator):
                     cancel_on_kill=self.cancel_on_kill and submitted.owned,
                 ),
                 method_name="execute_complete",
-                kwargs={"submitted": asdict(submitted)},
+                kwargs={"submitted": submitted._asdict()},
             )
         try:
             event = self._wait(submitted)
@@ -185,7 +183,7 @@ class LanceJobOperator(LanceBaseOperator):
         if submitted is None:  # ``dag.test()`` resumes with the event alone
             saved = read_mark(context)
             owned = saved is None or saved["job_id"] == event["job_id"]
-            submitted = asdict(self._bound(event["job_id"], self.parse_id(self.table_id), owned=owned))
+            submitted = self._bound(event["job_id"], self.parse_id(self.table_id), owned=owned)._asdict()
         self._submitted = Submitted(**submitted)
         if event["job_id"] != self._submitted.job_id:
             # Triggers of SQLite get the ids of deleted ones: that of a cleared try may still speak, in our name.

@@ -12,10 +12,11 @@ from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.versions import WITH_VERSION
 from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
 from airflow_provider_lance.operators.rendered import given, whole_number
-from airflow_provider_lance.operators.udf import UdfColumn
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_lance.operators.udf import UdfColumn
 
 _NO_TABLE, _TABLE_EXISTS = 4, 5
 
@@ -178,6 +179,8 @@ class LanceAddColumnsOperator(_TableOperator):
         self.if_exists = if_exists
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_provider_lance.operators.udf import UdfColumn
+
         table_id = self.parse_id(self.table_id)
         columns: list[dict[str, Any]] = [
             {"name": name, kind: rule.entry(name) if isinstance(rule, UdfColumn) else rule}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +28,9 @@ def deferral(resume: Any, *arguments: Any) -> TaskDeferred:
 def test_a_task_goes_on_waiting_for_its_own_job(airflow_home: Path, lance_connection: JobsServer):
     ours = Submitted(lance_connection.add("t").job_id, ["t"], "backfill_column", deadline=4e9)
     task = LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", deferrable=True)
-    again = deferral(task.execute_complete, OF_ANOTHER, asdict(ours))
+    again = deferral(task.execute_complete, OF_ANOTHER, ours._asdict())
     assert (again.trigger.job_id, again.trigger.deadline) == (ours.job_id, ours.deadline)
-    assert again.kwargs == {"submitted": asdict(ours)}
+    assert again.kwargs == {"submitted": ours._asdict()}
     assert again.trigger.cancel_on_kill
 
 
