@@ -16,6 +16,7 @@ import httpx
 from pydantic import SecretStr
 
 from airflow_provider_lance.api.errors import UNAUTHENTICATED, UNAVAILABLE, WireError
+from airflow_provider_lance.api.retry import retry_after
 
 API_KEY_HEADER = "x-api-key"
 #: Set on a request whose body cannot be produced a second time: it is not sent again with a new token.
@@ -148,13 +149,15 @@ class ClientCredentialsAuth(httpx.Auth):
                 self._renew_at = min(self._expires_at, self._clock() + 10)  # the old one still works; ask again soon
                 return
             reason = body.get("error_description") or body.get("error") if isinstance(body, dict) else None
+            busy = answer.status_code >= 500 or answer.status_code == 429
             raise WireError(
                 f"The token endpoint {self.token_url} answered HTTP {answer.status_code}"
-                f"{f' ({reason})' if reason else ''} instead of an access token for client "
-                f"{self.client_id!r}. Check the client id, its secret, the scope and `token_url`.",
-                code=UNAVAILABLE if answer.status_code >= 500 or answer.status_code == 429 else UNAUTHENTICATED,
+                f"{f' ({reason})' if reason else ''} instead of an access token for client {self.client_id!r}. "
+                + ("It may be overloaded." if busy else "Check the client id, its secret, the scope and `token_url`."),
+                code=UNAVAILABLE if busy else UNAUTHENTICATED,
                 status=answer.status_code,
                 operation="oauth/token",
+                retry_after=retry_after(answer.headers),
             )
         assert isinstance(body, dict)
         try:

@@ -74,13 +74,16 @@ _ADVICE = {
 }
 _MISSING = frozenset({1, 4, 6, 8, 10, 11, 12, 22})
 _MOST_TEXT = 2000
+_HTML_PAGE = "an HTML page: "
+_ROUTERS_WORDS = {"", "not found", "page not found", "error not found", "http not found", "route not found"}
 
 
 class WireError(Exception):
     """A request that failed, in words for the person who reads the log.
 
     ``code`` is the Lance error code (``None`` where the server used one we do not know), ``status`` the HTTP
-    status (``None`` when no answer came), ``lance_body`` whether the answer was a Lance error body at all.
+    status (``None`` when no answer came), ``lance_body`` whether the answer was a Lance error body at all,
+    ``retry_after`` the seconds after which the server wants to be asked again, if it said so.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class WireError(Exception):
         lance_body: bool = False,
         route_missing: bool = False,
         unknown_outcome: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -105,6 +109,7 @@ class WireError(Exception):
         self.lance_body = lance_body
         self.route_missing = route_missing
         self.unknown_outcome = unknown_outcome
+        self.retry_after = retry_after
 
     @property
     def transient(self) -> bool:
@@ -131,7 +136,7 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
     own_code, said, instance, lance_body = _read_body(body)
     if body is None:
         said = _plain_text(response)
-    bare = not lance_body and (not said or said.strip().lower() in {"not found", "404 page not found"})
+    bare = own_code is None and _names_no_object(said, operation.path)
     route_missing = (status == 404 and operation.optional and bare) or status == 405
     code: int | None
     says_unsupported = bool(said and re.search(_NOT_SUPPORTED, said)) and own_code in {
@@ -171,6 +176,13 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
         lance_body=lance_body,
         route_missing=route_missing,
     )
+
+
+def _names_no_object(said: str, path: str) -> bool:
+    """Whether a 404's words are those of a router (or a proxy's page) that has no such route."""
+    words = re.sub(r"[\W\d_]+", " ", said.removeprefix(_HTML_PAGE)).strip().lower()
+    names_path = all(piece.strip("/") in said for piece in re.split(r"\{\w+\}", path))
+    return words in _ROUTERS_WORDS or said.startswith(_HTML_PAGE) or names_path
 
 
 def own_lance_code(response: httpx.Response) -> int | None:
@@ -269,7 +281,7 @@ def _plain_text(response: httpx.Response) -> str:
     if "<" in text and re.search(r"<(!doctype|html|head|body|title)\b", text, re.IGNORECASE):
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         page = re.sub(r"<(script|style)\b.*?</\1>", " ", text, flags=re.IGNORECASE | re.DOTALL)
-        text = "an HTML page: " + (title[1] if title else re.sub(r"<[^>]*>", " ", page))
+        text = _HTML_PAGE + (title[1] if title else re.sub(r"<[^>]*>", " ", page))
         text = html.unescape(text)
     return re.sub(r"\s+", " ", text)[:400]
 

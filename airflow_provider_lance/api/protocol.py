@@ -88,10 +88,13 @@ class Protocol:
             attempt += 1
             response: httpx.Response | None = None
             broken: httpx.TransportError | None = None
+            unsigned: WireError | None = None
             try:
                 response = yield Send(request)
             except httpx.TransportError as error:
                 broken = error
+            except WireError as error:  # of whoever signs requests: this one never left
+                unsigned = error
             # Raised outside of the except block: a chained httpx frame would show header values in a traceback.
             if response is not None:
                 if response.status_code in operation.statuses:
@@ -102,7 +105,9 @@ class Protocol:
                     response.status_code, response.headers, code, replayable=operation.replayable
                 )
                 failure.unknown_outcome = response.status_code >= 500 and not again and code is None
-                wait = retry_after(response.headers)
+                failure.retry_after = retry_after(response.headers)
+            elif unsigned is not None:
+                failure, again = unsigned, unsigned.transient
             else:
                 assert broken is not None
                 again = may_retry_error(broken, replayable=operation.replayable)
@@ -113,9 +118,8 @@ class Protocol:
                     broken,
                     sent=not isinstance(broken, NEVER_SENT),
                 )
-                wait = None
             if again and attempt < policy.attempts and (body is None or body.can_send):
-                pause = policy.delay(attempt, wait)
+                pause = policy.delay(attempt, failure.retry_after)
                 if policy.clock() - started + pause <= policy.total_seconds:
                     yield Sleep(pause)
                     request = self.build(operation, fields, body)
@@ -216,29 +220,35 @@ class Protocol:
     def describe_jobs(self, job_ids: Sequence[str]) -> Flow:
         """Many jobs at once: ``{job_id: description}``, unknown ids absent.
 
-        One request per thousand ids where the server filters by id, else a description each, eight at once.
+        One request per thousand ids where the server filters by id, else a description each, eight at once; one that
+        cannot be had is a ``WireError`` in its place.
         """
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Any] | WireError] = {}
         for start in range(0, len(job_ids), 1000):
             chunk = list(job_ids[start : start + 1000])
-            try:
-                reply = yield from self.call(OPERATIONS["list_jobs"], {"job_ids": chunk})
-                filtered = bool(reply.value.get("filtered"))
-            except WireError as error:
-                if error.transient or error.code in {errors.UNAUTHENTICATED, errors.FORBIDDEN}:
-                    raise
-                filtered = False
-            self.filters_jobs = filtered
-            if filtered:
-                found |= {str(row["job_id"]): dict(row) for row in reply.value.get("jobs") or []}
+            rows = (yield from self._listed_jobs(chunk)) if self.filters_jobs is not False else None
+            if rows is not None:
+                found |= {str(row["job_id"]): dict(row) for row in rows}
                 continue
             answers = yield Gather([self.describe_job(job_id) for job_id in chunk])
             for job_id, answer in zip(chunk, answers, strict=True):
-                if not isinstance(answer, WireError):
+                if not (isinstance(answer, WireError) and answer.status == 404):
                     found[job_id] = answer
-                elif answer.status != 404:
-                    raise answer
         return found
+
+    def _listed_jobs(self, job_ids: Sequence[str]) -> Flow:
+        """The rows of these jobs; ``None`` where the server does not list by id, or does not let us."""
+        try:
+            reply = yield from self.call(OPERATIONS["list_jobs"], {"job_ids": job_ids})
+        except WireError as error:
+            # A list that always breaks must not stand in the way of those who can be asked one by one.
+            breaks = error.status == 500 and self.filters_jobs is None
+            if (error.transient and not breaks) or error.code == errors.UNAUTHENTICATED:
+                raise
+            self.filters_jobs = None if breaks else False
+            return None
+        self.filters_jobs = bool(reply.value.get("filtered"))
+        return (reply.value.get("jobs") or []) if self.filters_jobs else None
 
     def build(self, operation: Operation, fields: Mapping[str, Any], body: ArrowBody | None = None) -> httpx.Request:
         """The request of one operation. Identity and context become headers, listed fields the query string."""

@@ -84,10 +84,9 @@ class Wire(_Wire):
     def job(self, job_id: str) -> Job:
         return Job.from_wire(self.drive(self.protocol.describe_job(job_id)), job_id)
 
-    def jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Several jobs at once; ids the server does not know are absent."""
-        found = self.drive(self.protocol.describe_jobs(job_ids))
-        return {job_id: Job.from_wire(body, job_id) for job_id, body in found.items()}
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, Job | WireError]:
+        """Several jobs at once; ids the server does not know are absent, what cannot be read is its error."""
+        return _seen(self.drive(self.protocol.describe_jobs(job_ids)))
 
     def drive(self, flow: Flow) -> Any:
         try:
@@ -149,10 +148,9 @@ class AsyncWire(_Wire):
     async def job(self, job_id: str) -> Job:
         return Job.from_wire(await self.drive(self.protocol.describe_job(job_id)), job_id)
 
-    async def jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """Several jobs at once; ids the server does not know are absent."""
-        found = await self.drive(self.protocol.describe_jobs(job_ids))
-        return {job_id: Job.from_wire(body, job_id) for job_id, body in found.items()}
+    async def jobs(self, job_ids: Sequence[str]) -> dict[str, Job | WireError]:
+        """Several jobs at once; ids the server does not know are absent, what cannot be read is its error."""
+        return _seen(await self.drive(self.protocol.describe_jobs(job_ids)))
 
     async def drive(self, flow: Flow) -> Any:
         try:
@@ -197,3 +195,9 @@ class AsyncWire(_Wire):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _seen(found: Mapping[str, Any]) -> dict[str, Job | WireError]:
+    return {
+        job_id: body if isinstance(body, WireError) else Job.from_wire(body, job_id) for job_id, body in found.items()
+    }

@@ -40,14 +40,13 @@ async def share(settings: Settings, *, interval: float, batch: int = 200) -> Asy
     key = settings.fingerprint()
     poller = mine.get(key)
     if poller is None:
-        poller = mine[key] = Poller(settings, interval=interval, batch=batch)
-    poller.users += 1
-    poller.interval = min(poller.interval, interval)
+        poller = mine[key] = Poller(settings, batch=batch)
+    poller.intervals.append(interval)
     try:
         yield poller
     finally:
-        poller.users -= 1
-        if not poller.users:
+        poller.intervals.remove(interval)
+        if not poller.intervals:
             mine.pop(key, None)
             await poller.close()
 
@@ -74,15 +73,20 @@ class Watch:
 class Poller:
     """Asks for all watched jobs of one connection. Made by :func:`share`."""
 
-    def __init__(self, settings: Settings, *, interval: float, batch: int) -> None:
+    def __init__(self, settings: Settings, *, batch: int) -> None:
         self.wire = AsyncWire(replace(settings, retry=POLL_RETRY))
-        self.interval = interval
         self.batch = batch
-        self.users = 0
+        #: What each of its users asks for.
+        self.intervals: list[float] = []
         self._watches: OrderedDict[Watch, None] = OrderedDict()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._errors = 0
+
+    @property
+    def interval(self) -> float:
+        """The shortest anybody asks for."""
+        return min(self.intervals)
 
     @asynccontextmanager
     async def watch(self, job_id: str) -> AsyncIterator[Watch]:
@@ -137,19 +141,17 @@ class Poller:
             due = due[: max(1, self.batch // _LOOKS_PER_INTERVAL)]
         if not due:
             return
+        failed: WireError | None = None
+        seen: dict[str, Job | WireError] = {}
         try:
-            jobs = await self.wire.jobs(list(dict.fromkeys(watch.job_id for watch in due)))
+            seen = await self.wire.jobs(list(dict.fromkeys(watch.job_id for watch in due)))
         except WireError as error:
-            self._errors += 1
-            for watch in due:
-                watch.show(error)
-            return
+            failed = error
         except Exception as error:  # whatever it is, the waiting tasks must hear of it
-            self._errors += 1
-            for watch in due:
-                watch.show(WireError(f"Polling failed: {type(error).__name__}: {error}", code=None))
-            return
-        self._errors = 0
+            failed = WireError(f"Polling failed: {type(error).__name__}: {error}", code=None)
+        # The server is left alone for longer where it answers nobody, not where it cannot tell of a single job.
+        nothing = bool(seen) and all(isinstance(sighting, WireError) for sighting in seen.values())
+        self._errors = self._errors + 1 if failed is not None or nothing else 0
         now = asyncio.get_running_loop().time()
         for watch in due:
             if watch not in self._watches:
@@ -157,4 +159,4 @@ class Poller:
             watch.delay = min(self.interval, watch.delay * 2)
             watch.due = now + watch.delay
             self._watches.move_to_end(watch)  # where looks are rationed, everybody gets a turn
-            watch.show(jobs.get(watch.job_id))
+            watch.show(failed if failed is not None else seen.get(watch.job_id))

@@ -111,6 +111,16 @@ def test_oauth2_wrong_secret_says_what_to_check(server: FaultServer, connect) ->
     assert SECRET not in str(caught.value)
 
 
+def test_oauth2_waits_for_a_busy_token_endpoint(server: FaultServer, connect) -> None:
+    issuer = TokenIssuer(server)
+    server.play([Answer(503, {}, {"retry-after": "0"}), Answer(429), issuer.issue], "oauth/token")
+    assert connect(**OAUTH).describe_table({"id": "t"}).version == 3
+    server.play([Answer(503)], "oauth/token")
+    with pytest.raises(lance.ServiceUnavailableError, match=r"may be overloaded.*Gave up after 4 tries") as caught:
+        connect(**OAUTH).describe_table({"id": "t"})
+    assert "its secret" not in str(caught.value)
+
+
 def test_a_crowd_asks_for_one_token(server: FaultServer) -> None:
     issuer = TokenIssuer(server)
     with LanceClient(Settings(server.url, **OAUTH)) as client, ThreadPoolExecutor(16) as pool:

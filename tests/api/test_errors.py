@@ -24,6 +24,11 @@ def old(status: int, error: str = "it went wrong", **more: str) -> httpx.Respons
     return httpx.Response(status, json={"error": error, "code": status, "type": "/errors/x", **more})
 
 
+UNSUPPORTED = lance.UnsupportedOperationError
+SPRING = {"timestamp": "2026-01-01T00:00:00Z", "status": 404, "error": "Not Found", "path": "/v1/jobs/describe"}
+NO_RESOURCE = "No static resource v1/jobs/describe."
+
+
 @pytest.mark.parametrize("code", list(lance.ErrorCode))
 def test_each_lance_code_has_its_class(code: lance.ErrorCode) -> None:
     status = {0: 406, 13: 400, 14: 409, 15: 403, 16: 401, 17: 503, 18: 500, 19: 409, 20: 400, 21: 429}.get(int(code))
@@ -62,7 +67,15 @@ def test_each_lance_code_has_its_class(code: lance.ErrorCode) -> None:
         ("create_table", new(406, 0, "no"), lance.UnsupportedOperationError),
         ("describe_job", httpx.Response(404), lance.UnsupportedOperationError),
         ("describe_job", httpx.Response(404, json={"detail": "Not Found"}), lance.UnsupportedOperationError),
+        ("describe_job", httpx.Response(404, text="<html><title>404 Not Found</title></html>"), UNSUPPORTED),
+        ("describe_job", httpx.Response(404, text="<pre>Cannot POST /v1/jobs/describe</pre>"), UNSUPPORTED),
+        ("describe_job", httpx.Response(404, json=SPRING), UNSUPPORTED),
+        ("describe_job", httpx.Response(404, json={**SPRING, "message": NO_RESOURCE}), UNSUPPORTED),
+        ("create_empty_table", httpx.Response(404, text="no route for /v1/table/a$b/create-empty"), UNSUPPORTED),
+        ("describe_job", httpx.Response(404, json={"error": "job j1 not found"}), lance.TransactionNotFoundError),
+        ("describe_job", old(404, "no such job"), lance.TransactionNotFoundError),
         ("describe_job", new(404, 10), lance.TransactionNotFoundError),
+        ("describe_job", new(404, 10, "Not Found"), lance.TransactionNotFoundError),
         # a bare 404 of a route every server has is about the object
         ("describe_table", httpx.Response(404), lance.TableNotFoundError),
         (

@@ -332,6 +332,27 @@ class TestJobs:
         assert set(found) == {f"j{number}" for number in range(20)} - {"j3"}
         assert {job.state.value for job in found.values()} == {"RUNNING"}
 
+    def test_one_that_cannot_be_read_leaves_the_others_readable(self, server: FaultServer, connect) -> None:
+        def describe(seen: Seen) -> Answer:
+            if seen.json["job_id"] == "j1":
+                return Answer(500, {"error": "corrupt row", "code": 18})
+            return Answer(200, {"job_id": seen.json["job_id"], "job_state": "DONE"})
+
+        server.play([Answer(200, {"jobs": []})], "jobs/list")
+        server.play([describe], "jobs/describe")
+        client = connect()
+        for _ in range(2):
+            found = client.jobs(["j0", "j1", "j2"])
+            assert [found[job_id].state.value for job_id in ("j0", "j2")] == ["DONE", "DONE"]
+            assert "corrupt row" in str(found["j1"])
+        assert len(server.requests("jobs/list")) == 1, "a server that does not filter is not asked for its list again"
+
+    @pytest.mark.parametrize("answer", [Answer(403, {"error": "may not list", "code": 15}), Answer(500, {"code": 18})])
+    def test_a_list_that_is_refused_is_no_hindrance(self, server: FaultServer, connect, answer: Answer) -> None:
+        server.play([answer], "jobs/list")
+        server.play([Answer(200, {"job_state": "DONE"})], "jobs/describe")
+        assert connect().jobs(["j1"])["j1"].state.value == "DONE"
+
     def test_without_a_jobs_api_the_transaction_is_asked(self, server: FaultServer, connect) -> None:
         server.play([Answer(404)], "jobs/describe")
         server.play([Answer(200, {"status": "Succeeded"})], "/v1/transaction/j1/describe")
