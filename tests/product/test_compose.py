@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,26 @@ def test_the_embedded_configuration_is_one_the_server_reads(compose: dict[str, A
     assert config.cluster("spark").master == "spark://spark-master:7077"
 
 
-def test_the_image_copies_what_is_there() -> None:
+def test_every_image_of_others_is_a_certain_version(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        tag = service["image"].rpartition(":")[2]
+        assert any(character.isdigit() for character in tag), f"{name}: {service['image']}"
+
+
+def test_spark_workers_write_where_the_image_lets_them(compose: dict[str, Any]) -> None:
+    command = compose["services"]["spark-worker"]["command"]
+    assert command[command.index("--work-dir") + 1].startswith("/tmp/")
+
+
+def test_the_image_copies_what_is_there_and_what_its_context_has() -> None:
     lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines
+    assert "*" in ignored
     for _, *sources, _ in lines:
         for source in sources:
             assert (ROOT / source).exists(), source
+            assert f"!{source}" in ignored, source
 
 
 def test_made_secrets_become_variables_of_the_process_and_stay_private(tmp_path: Path) -> None:
@@ -95,7 +110,11 @@ def test_made_secrets_become_variables_of_the_process_and_stay_private(tmp_path:
     made = runs[0]
     assert runs[1] == made  # the second run keeps what is there
     assert all(len(value) >= 24 for value in made.values())
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "secrets").iterdir()} == {0o600}
+    # Nobody else enters the folder; each file is mounted with its mode into containers whose users are not its owner.
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "secrets").iterdir()} == {0o644}
+    compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    assert {f"./secrets/{name}" for name in made} == {secret["file"] for secret in compose["secrets"].values()}
     environment = {"PATH": os.environ["PATH"], "SECRETS_DIR": str(tmp_path / "secrets"), "POSTGRES_HOST": "db"}
     shown = "import json, os; print(json.dumps(dict(os.environ)))"
     answer = subprocess.run(
@@ -113,3 +132,26 @@ def test_made_secrets_become_variables_of_the_process_and_stay_private(tmp_path:
     assert connection["password"] == made["lance_api_key"]
     assert made["lance_keys"] == f"all:{made['lance_api_key']}"
     assert seen["AWS_SECRET_ACCESS_KEY"] == made["s3_secret_key"]
+    assert seen["AIRFLOW__API__SECRET_KEY"] == made["airflow_api_secret"]
+    assert seen["AIRFLOW__API_AUTH__JWT_SECRET"] == made["airflow_jwt_secret"]
+    assert seen["AIRFLOW__CORE__FERNET_KEY"] == made["airflow_fernet_key"]
+
+
+def test_a_secret_that_cannot_be_read_stops_the_role() -> None:
+    other = {"user": 50000, "group": 50000, "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's own, which other users cannot enter
+        Path(folder).chmod(0o755)
+        entrypoint = shutil.copy(ROOT / "scripts" / "compose-entrypoint", folder)
+        secret = Path(folder, "s3_secret_key")
+        secret.write_text("x" * 24)
+        secret.chmod(0)
+        answer = subprocess.run(
+            [entrypoint, "true"],
+            env={"PATH": os.environ["PATH"], "SECRETS_DIR": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+            **other,  # type: ignore[call-overload]
+        )
+    assert answer.returncode == 1
+    assert f"{secret} is not readable by uid" in answer.stderr
