@@ -17,7 +17,7 @@ PARAMS = {
     "column": Param("text_length", type="string", minLength=1, title="Column", description="computed or virtual"),
     "where": Param(None, type=["null", "string"], title="Only rows where", description="an SQL predicate; empty = all"),
     "concurrency": Param(None, type=["null", "integer"], minimum=1, maximum=10_000, title="Spark tasks at once"),
-    "num_frags": Param(None, type=["null", "integer"], minimum=1, title="At most so many fragments"),
+    "num_frags": Param(None, type=["null", "integer"], minimum=1, title="At most this many fragments"),
     "cluster": Param("local", type="string", title="Cluster", description="a name from the server's configuration"),
     "plan_only": Param(False, type="boolean", title="Plan only", description="say what would be done, change nothing"),
 }

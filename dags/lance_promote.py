@@ -27,7 +27,7 @@ with DAG(
     params={
         "table": Param("articles", type="string", minLength=1, title="Table"),
         "column": Param("text_length", type="string", minLength=1, title="Column"),
-        "min_rows": Param(1, type="integer", minimum=0, title="At least so many rows"),
+        "min_rows": Param(1, type="integer", minimum=0, title="At least this many rows"),
         "max_nulls": Param(0.0, type="number", minimum=0, title="Nulls allowed", description="a count, or a share < 1"),
     },
 ) as dag:

@@ -23,6 +23,7 @@ from local import HERE, Local, fail, free_port, stop_on_signals
 from airflow_provider_lance.api.client import LanceClient
 
 FOLDER = Path(os.environ.get("LANCE_UI_FOLDER") or HERE / ".ui")
+LONG_ARTICLES = "SELECT id, upper(text) AS shout, text_length FROM articles WHERE text_length > 50"
 console = Console()
 
 
@@ -72,15 +73,17 @@ def start_airflow(local: Local) -> str:
 
 
 def seed(local: Local) -> None:
-    """A table worth looking at, with a column that waits to be filled."""
+    """A table worth looking at, with a column that waits to be filled, and a view that waits for its first refresh."""
     with LanceClient(local.namespace_url) as client:
-        if "articles" in client.list_tables({"id": []}).tables:
-            return
-        rows = int(os.environ.get("ROWS", "100000"))
-        client.create_table({"id": "articles"}, quickstart().articles(0, rows))
-        client.alter_table_add_columns(
-            {"id": "articles", "new_columns": [{"name": "text_length", "computed": "length(text)"}]}
-        )
+        there = client.list_tables({"id": []}).tables
+        if "articles" not in there:
+            rows = int(os.environ.get("ROWS", "100000"))
+            client.create_table({"id": "articles"}, quickstart().articles(0, rows))
+            client.alter_table_add_columns(
+                {"id": "articles", "new_columns": [{"name": "text_length", "computed": "length(text)"}]}
+            )
+        if "long_articles" not in there:
+            client.create_materialized_view({"id": "long_articles", "query": LONG_ARTICLES, "with_no_data": True})
 
 
 def quickstart() -> Any:

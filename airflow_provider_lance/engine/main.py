@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lance-engine",
+        prog="python -m airflow_provider_lance.engine",
         description="Execute a Lance backfill or view refresh on Spark.",
         epilog="The launch token and credentials come from LANCE_JOB_TOKEN_FILE or the environment, never from here.",
     )

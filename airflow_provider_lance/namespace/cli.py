@@ -13,12 +13,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance import __version__
 
+if TYPE_CHECKING:
+    from airflow_provider_lance.api.jobs import Job
+
 _URL_VARIABLE, _KEY_VARIABLE, _REGISTRY_VARIABLE = "LANCE_URL", "LANCE_API_KEY", "LANCE_REGISTRY"
 _PROPERTY_HELP = "a property of the namespace, e.g. storage.region=eu-west-1; may be repeated"
+_JOB_HELP = "its id, as `jobs list` and the task's log show it"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +72,7 @@ def _serve_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     serve.add_argument("--base-path", default="", help="prefix of every route, as behind a proxy")
     serve.add_argument("--jobs-url", help="where drivers reach this server (default: its own address)")
     serve.add_argument("--config", type=Path, help="TOML file with clusters, environments and limits")
-    serve.add_argument("--keys", type=Path, help="file of API keys, `scopes:key` a line, beside those of the registry")
+    serve.add_argument("--keys", type=Path, help="file of API keys, `scopes:key` per line; beside the registry's")
     _registry_arguments(serve)
     serve.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help=_PROPERTY_HELP)
     serve.add_argument("--tls-cert", type=Path, help="certificate chain (PEM)")
@@ -93,18 +97,18 @@ def _keys_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("--root", default="", help="the root the server serves, to find its default registry")
     _registry_arguments(where)
-    create = keys.add_parser("create", parents=[where, debug], help="make a key and print it, this once")
+    create = keys.add_parser("create", parents=[where, debug], help="create a key and print it (shown only once)")
     create.add_argument("--name", required=True, help="whom it is for")
     create.add_argument("--scopes", default="all", help="read, write, jobs joined by commas, or all (default)")
     create.set_defaults(run=_keys_create)
     keys.add_parser("list", parents=[where, debug], help="names and scopes, no secrets").set_defaults(run=_keys_list)
-    revoke = keys.add_parser("revoke", parents=[where, debug], help="make a key useless")
-    revoke.add_argument("key_id")
+    revoke = keys.add_parser("revoke", parents=[where, debug], help="revoke a key")
+    revoke.add_argument("key_id", help="its id, as `keys list` shows it")
     revoke.set_defaults(run=_keys_revoke)
 
 
 def _jobs_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
-    jobs = commands.add_parser("jobs", help="list, show and cancel jobs of a server").add_subparsers(
+    jobs = commands.add_parser("jobs", help="list, show, read logs of and cancel jobs").add_subparsers(
         required=True, metavar="COMMAND"
     )
     where = argparse.ArgumentParser(add_help=False)
@@ -114,20 +118,20 @@ def _jobs_parser(commands: Any, debug: argparse.ArgumentParser) -> None:
     listing = jobs.add_parser("list", parents=[where, debug], help="jobs, newest first", epilog=where.epilog)
     listing.add_argument("--state", help="QUEUED, RUNNING, DONE, FAILED or CANCELLED")
     listing.add_argument("--table", help="only jobs of this table, e.g. sales$orders")
-    listing.add_argument("--limit", type=int, default=20)
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.add_argument("--limit", type=int, default=20, help="how many, 1000 at most (default %(default)s)")
+    listing.add_argument("--json", action="store_true", help="one JSON object per line")
     listing.set_defaults(run=_jobs_list)
     show = jobs.add_parser("show", parents=[where, debug], help="everything about a job", epilog=where.epilog)
-    show.add_argument("job_id")
+    show.add_argument("job_id", help=_JOB_HELP)
     show.add_argument("--wait", action="store_true", help="follow its progress until it ends")
     show.set_defaults(run=_jobs_show)
     logs = jobs.add_parser("logs", parents=[where, debug], help="the end of its driver's log", epilog=where.epilog)
-    logs.add_argument("job_id")
-    logs.add_argument("--attempt", type=int)
+    logs.add_argument("job_id", help=_JOB_HELP)
+    logs.add_argument("--attempt", type=int, help="which of its drivers, from 1 (default: the last)")
     logs.add_argument("--bytes", type=int, default=64 << 10, help="how much of its end (default %(default)s)")
     logs.set_defaults(run=_jobs_logs)
     cancel = jobs.add_parser("cancel", parents=[where, debug], help="ask a job to end", epilog=where.epilog)
-    cancel.add_argument("job_id")
+    cancel.add_argument("job_id", help=_JOB_HELP)
     cancel.set_defaults(run=_jobs_cancel)
 
 
@@ -224,9 +228,15 @@ def _jobs_list(options: argparse.Namespace) -> None:
         return
     rows = [("JOB", "STATE", "TABLE", "TYPE", "SUBMITTED", "PROGRESS")]
     for job in map(Job.from_wire, bodies):
-        done = f"{job.progress.fraction:.0%} {job.progress.describe()}" if job.progress else ""
-        rows.append((job.job_id, job.state.value, job.table or "", job.job_type, _when(job.created_ms), done))
+        rows.append((job.job_id, job.state.value, job.table or "", job.job_type, _when(job.created_ms), _progress(job)))
     _table(rows)
+
+
+def _progress(job: Job) -> str:
+    if job.progress is None:
+        return ""
+    fraction = 1.0 if job.state.value == "DONE" else job.progress.fraction
+    return f"{fraction:.0%} {job.progress.describe()}"
 
 
 def _jobs_show(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import shlex
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     if not keys.usable() and not is_loopback(options.host):
         raise ServeError(
             f"Without an API key the server listens on loopback only, not on {options.host}. Create one with "
-            "`airflow-lance keys create --name me`, or pass --keys."
+            f"`airflow-lance keys create {_registry_option(options)}--name me`, or pass --keys."
         )
     if bool(options.certificate) != bool(options.private_key):
         raise ServeError("--tls-cert and --tls-key belong together.")
@@ -130,6 +131,15 @@ def _namespace(options: ServeOptions, jobs: JobsService) -> SparkNamespace:
         return SparkNamespace(jobs=jobs, root=options.root, **options.properties)
     except (LanceNamespaceError, ValueError, OSError) as error:
         raise ServeError(f"The namespace at {options.root} cannot be opened: {error}") from error
+
+
+def _registry_option(options: ServeOptions) -> str:
+    """How ``airflow-lance keys`` is told of the same registry. A URL may hold a password: it is not repeated."""
+    if options.registry:
+        return "" if options.registry == os.environ.get("LANCE_REGISTRY") else "--registry <the same> "
+    if options.state is not None:
+        return f"--state-dir {shlex.quote(str(options.state))} "
+    return f"--root {shlex.quote(options.root)} "
 
 
 def is_loopback(host: str) -> bool:

@@ -128,7 +128,7 @@ async function drawJob() {
   ];
   const pairs = facts.filter(([, value]) => value !== undefined && value !== null && value !== 0 && value !== "");
   element("facts").replaceChildren(...pairs.flatMap(([name, value]) => [make("dt", name), make("dd", String(value))]));
-  chart(samples);
+  chart(samples, job);
   element("events").replaceChildren(...events.slice().reverse().map((event) => {
     const row = make("tr");
     row.append(make("td", new Date(event.at_ms).toLocaleTimeString(), "number soft"));
@@ -148,13 +148,20 @@ async function drawJob() {
   return live.has(job.job_state);
 }
 
-function chart(samples) {
+function average(job) {
+  const rows = (job.progress || {}).rows_done;
+  if (!rows || !job.finished_ms) return "Nothing measured yet.";
+  const seconds = Math.max(0.001, (job.finished_ms - job.creation_ms) / 1000);
+  return `${whole.format(rows)} rows in ${took(job)}, the wait for a driver included: ${short.format(rows / seconds)} rows/s`;
+}
+
+function chart(samples, job) {
   const [area, curve] = element("chart").querySelectorAll("path");
-  const highest = Math.max(1, ...samples.map(([, , rate]) => rate));
-  if (samples.length < 2) {
+  const highest = Math.max(0, ...samples.map(([, , rate]) => rate));
+  if (samples.length < 2 || highest === 0) { // too short for a driver to report a speed
     area.setAttribute("d", "");
     curve.setAttribute("d", "");
-    element("chart-words").textContent = samples.length ? `${short.format(samples[0][2])} rows/s` : "Nothing measured yet.";
+    element("chart-words").textContent = highest ? `${short.format(highest)} rows/s` : average(job);
     return;
   }
   const first = samples[0][0];
