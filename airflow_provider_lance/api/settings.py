@@ -46,7 +46,7 @@ class Settings:
     scope: str | None = None
     delimiter: str = DEFAULT_DELIMITER
     database: str | None = None
-    context: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, str] = field(default_factory=dict, repr=False)  # headers: a tenant's key may be among them
     connect_timeout: float = 5.0
     timeout: float = 30.0
     verify: bool | str = True

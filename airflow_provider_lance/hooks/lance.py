@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
@@ -22,6 +23,7 @@ from airflow_provider_lance.api.settings import InvalidSettingsError, Settings
 from airflow_provider_lance.api.versions import WITH_VERSION, version_of
 from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION
+from airflow_provider_lance.triggers.outcome import without_credentials
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from airflow_provider_lance.api.client import AsyncLanceClient
 
 REST = "rest"
-_SECRET_FIELDS = frozenset({"storage_options"})
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class ResolvedConnection:
 
     implementation: str
     settings: Settings | None
-    properties: dict[str, str]
+    properties: dict[str, str] = field(repr=False)  # of an implementation: credentials may be among them
     delimiter: str
     job_url: str
 
     def link(self, job_id: str) -> str | None:
         """The page of a job, where there is one."""
-        return self.job_url.replace("{job_id}", job_id) if self.job_url else None
+        return self.job_url.replace("{job_id}", quote(job_id, safe="")) if self.job_url else None
 
     @classmethod
     def read(cls, connection: Any, extra: Mapping[str, Any]) -> ResolvedConnection:
@@ -105,6 +106,9 @@ class LanceNamespaceHook(BaseHook):
 
     @cached_property
     def resolved(self) -> ResolvedConnection:
+        return self._resolve()
+
+    def _resolve(self) -> ResolvedConnection:
         connection = self.get_connection(self.lance_conn_id)
         return ResolvedConnection.read(connection, connection.extra_dejson)
 
@@ -165,7 +169,7 @@ class LanceNamespaceHook(BaseHook):
         else:
             value = self._call_in_process(operation, dict(fields), data)
         value = value if isinstance(value, dict) else {} if value is None else {"value": value}
-        return {key: item for key, item in value.items() if key not in _SECRET_FIELDS and item is not None}
+        return {key: item for key, item in without_credentials(value).items() if item is not None}
 
     def job(self, job_id: str) -> Job:
         """A job as it is now; ``WireError`` with status 404 if the namespace does not know it."""
@@ -216,9 +220,15 @@ class LanceNamespaceHook(BaseHook):
 
     def close(self) -> None:
         """Give the HTTP connections back; the hook can be used again."""
-        if self._wire is not None:
-            self._wire.close()
-            del self.__dict__["_wire"]
+        wire = self.__dict__.pop("_wire", None)
+        if wire is not None:
+            wire.close()
+
+    def reread(self) -> None:
+        """Read the connection again: its credentials may have been rotated."""
+        self.close()
+        # Never absent in between: a signal handler may ask for it, and must not ask Airflow.
+        self.__dict__["resolved"] = self._resolve()
 
     def _call_in_process(self, operation: str, fields: dict[str, Any], data: Any) -> Any:
         from lance_namespace.errors import LanceNamespaceError

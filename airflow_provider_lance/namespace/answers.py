@@ -10,9 +10,9 @@ from typing import Any
 from starlette.responses import Response
 
 from airflow_provider_lance.api.arrow import ARROW_FILE, ARROW_STREAM
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY
 from airflow_provider_lance.api.operations import Answer, Operation
 from airflow_provider_lance.api.settings import CONTEXT_PREFIX
-from airflow_provider_lance.namespace.jobs import KEY
 from airflow_provider_lance.namespace.lancedb_dialect import to_lancedb
 
 _JSON = "application/json"
@@ -21,9 +21,9 @@ _JSON = "application/json"
 def answer_of(operation: Operation, fields: Mapping[str, Any], result: Any, *, lancedb: bool = False) -> Response:
     """A namespace answers in models, the jobs service in dicts; both are welcome. ``lancedb``: in its dialect."""
     headers: dict[str, str] = {}
-    key = (fields.get("context") or {}).get(KEY)
+    key = (fields.get("context") or {}).get(IDEMPOTENCY_KEY)
     if operation.submits_job and key:
-        headers[CONTEXT_PREFIX + KEY] = key
+        headers[CONTEXT_PREFIX + IDEMPOTENCY_KEY] = key
     if operation.answer is Answer.NOTHING:
         return Response(status_code=operation.statuses[0])
     if operation.answer in {Answer.ARROW_FILE, Answer.ARROW_STREAM}:

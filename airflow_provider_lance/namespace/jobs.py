@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import Row
 
 from airflow_provider_lance.api.ids import join_id
-from airflow_provider_lance.api.job_words import JobState, parse_state
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState, parse_state
 from airflow_provider_lance.api.jobs import JobSpec
 from airflow_provider_lance.api.models import (
     ClaimJobRequest,
@@ -45,7 +45,6 @@ from airflow_provider_lance.namespace.supervisor import Supervisor
 #: What a driver may use to reach the tables of a spec: Lance's storage options, ``expires_at_millis`` among them.
 Vend = Callable[[JobSpec], Mapping[str, str] | None]
 
-KEY = "idempotency-key"
 LEASE = "lease-seconds"
 _JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,63}")
 _MOST_KEY = 512
@@ -101,9 +100,9 @@ class JobsService:
 
     def submit(self, submission: JobSubmission) -> str:
         self.check(submission.cluster, submission.environment)
-        key = submission.context.get(KEY) or None
+        key = submission.context.get(IDEMPOTENCY_KEY) or None
         if key is not None and len(key) > _MOST_KEY:
-            raise InvalidInputError(f"The context's `{KEY}` is longer than {_MOST_KEY} characters.")
+            raise InvalidInputError(f"The context's `{IDEMPOTENCY_KEY}` is longer than {_MOST_KEY} characters.")
         job = NewJob(
             job_type=submission.spec.job_type,
             table_name=join_id(submission.spec.table_id),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import LanceNamespaceError, TableNotFoundError
 
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
-from airflow_provider_lance.api.job_words import JobType
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState, JobType, parse_state
 from airflow_provider_lance.api.models import DescribeMaterializedViewResponse, ViewSource, model
 from airflow_provider_lance.engine.view_definition import (
     DEFINITION_KEY,
@@ -48,6 +48,9 @@ class Views:
         definition = ViewDefinition.from_request(fields)
         if not definition.with_no_data:
             self._jobs.service.check(None, None)  # says at once that there is nobody to fill the view
+            repeated = self._repeated(request, definition)
+            if repeated is not None:
+                return repeated
         sources = self.source_ids(request.id, definition)
         place = self._tables.declare(request.id)
         try:
@@ -61,6 +64,24 @@ class Views:
         except Exception:
             self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
             raise
+        return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
+
+    def _repeated(self, request: Any, definition: ViewDefinition) -> Any:
+        """The answer to a request that comes again with its key: the view is there, and its refresh goes on."""
+        key = (request.context or {}).get(IDEMPOTENCY_KEY)
+        name = join_id(request.id)
+        jobs = self._jobs.service.list_jobs({"idempotency_key": key, "table": name})["jobs"] if key else []
+        if not jobs:
+            return None
+        try:
+            place, existing = self.definition(request.id)
+        except TableNotFoundError:  # dropped meanwhile
+            return None
+        if (existing.kind, existing.query) != (definition.kind, definition.query):
+            return None
+        done = [job["job_id"] for job in jobs if parse_state(job.get("state")) is JobState.DONE]
+        job_id = done[0] if done else self._submit(place, existing, {}, request.context)
+        version = self._catalog.open(request.id).version
         return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
 
     def refresh_materialized_view(self, request: Any) -> Any:

@@ -36,6 +36,13 @@ def read_table_id(hook: LanceNamespaceHook, identifier: Identifier, task_id: str
     return parts
 
 
+def choice(name: str, value: str, *choices: str) -> None:
+    """Refuse a word that is none of the choices, while the DAG is parsed."""
+    if value not in choices:
+        words = [repr(word) for word in choices]
+        raise ValueError(f"{name} is {', '.join(words[:-1])} or {words[-1]}, not {value!r}.")
+
+
 class LanceBaseOperator(BaseOperator):
     """The common part of all operators; not for use in a DAG.
 

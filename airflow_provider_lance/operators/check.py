@@ -9,8 +9,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceBaseOperator
-from airflow_provider_lance.operators.rendered import number, whole_number
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice
+from airflow_provider_lance.operators.rendered import given, literal, number, version_number, whole_number
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -22,7 +22,8 @@ class LanceTableCheckOperator(LanceBaseOperator):
     :param table_id: the table. (templated)
     :param min_rows: at least so many rows. (templated)
     :param max_rows: at most so many rows. (templated)
-    :param not_null: columns whose nulls are counted; or column → how many it may have. (templated)
+    :param not_null: a column or columns whose nulls are counted; or column → how many it may have. A dot leads into a
+        struct. (templated)
     :param max_nulls: how many each of them may have, a count (``10``) or a share of the rows (``0.01``). (templated)
     :param predicate: an SQL predicate that every row must satisfy. A row for which it is null does not. (templated)
     :param version: of the table to check, its newest by default. (templated)
@@ -50,7 +51,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         table_id: Identifier,
         min_rows: int | None = None,
         max_rows: int | None = None,
-        not_null: Sequence[str] | Mapping[str, float] = (),
+        not_null: str | Sequence[str] | Mapping[str, float] = (),
         max_nulls: float | str = 0,
         predicate: str | None = None,
         version: int | str | None = None,
@@ -59,8 +60,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if on_failure not in ("fail", "skip"):
-            raise ValueError(f"on_failure is 'fail' or 'skip', not {on_failure!r}.")
+        choice("on_failure", on_failure, "fail", "skip")
         self.table_id = table_id
         self.min_rows = min_rows
         self.max_rows = max_rows
@@ -73,23 +73,24 @@ class LanceTableCheckOperator(LanceBaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
-        version = whole_number("version", None if self.version == "latest" else self.version)
+        version = version_number("version", None if self.version == "latest" else self.version)
         least, most_rows = whole_number("min_rows", self.min_rows), whole_number("max_rows", self.max_rows)
-        allowed = self.not_null if isinstance(self.not_null, Mapping) else dict.fromkeys(self.not_null, self.max_nulls)
+        columns = literal(self.not_null) or ()
+        columns = [columns] if isinstance(columns, str) else columns
+        allowed = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, self.max_nulls)
+        predicate, branch = given(self.predicate), given(self.branch)
         limits = {column: number("max_nulls", limit) or 0.0 for column, limit in allowed.items()}
         if version is None:
             # One version for all figures, whoever writes meanwhile.
-            version = self.answer("describe_table", {"id": table_id, "branch": self.branch, **WITH_VERSION}).get(
-                "version"
-            )
-        at = {"id": table_id, "version": version, "branch": self.branch}
+            version = self.answer("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION}).get("version")
+        at = {"id": table_id, "version": version, "branch": branch}
 
         def count(predicate: str | None = None) -> int:
             return int(self.answer("count_table_rows", {**at, "predicate": predicate})["count"])
 
         rows = count()
-        nulls = {column: count(f"{column} IS NULL") for column in limits}
-        violations = rows - count(self.predicate) if self.predicate else None
+        nulls = {column: count(f"{_quoted(column)} IS NULL") for column in limits}
+        violations = rows - count(predicate) if predicate else None
         problems = []
         if least is not None and rows < least:
             problems.append(f"{rows:,} rows, at least {least:,} expected")
@@ -100,7 +101,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
             if nulls[column] > most:
                 problems.append(f"{nulls[column]:,} of {rows:,} values of {column} are null, at most {most:,g} allowed")
         if violations:
-            problems.append(f"{violations:,} of {rows:,} rows violate {self.predicate}")
+            problems.append(f"{violations:,} of {rows:,} rows violate {predicate}")
         figures = {
             "table_id": table_id,
             "version": at["version"],
@@ -115,3 +116,8 @@ class LanceTableCheckOperator(LanceBaseOperator):
             message = f"Table {'$'.join(table_id)} at version {at['version']}: {'; '.join(problems)}."
             raise (AirflowSkipException if self.on_failure == "skip" else AirflowFailException)(message)
         return figures
+
+
+def _quoted(column: str) -> str:
+    """A column's name in SQL, whatever it is made of; one with backticks was quoted by whoever wrote it."""
+    return column if "`" in column else ".".join(f"`{part}`" for part in column.split("."))

@@ -67,14 +67,17 @@ def claim_job(hook: LanceNamespaceHook, job_id: str, log: Any) -> Claim | None:
             answer = hook.call("claim_job", {"job_id": job_id, "attempt": attempt, "launch_token": token})
             return Claim(job_id, attempt, token, str(answer["claim_token"]), float(answer["lease_seconds"]))
         except WireError as error:
-            if not error.conflict:
+            if error.transient:
+                if follower.see(error) is not None:
+                    failure = task_error(error)
+            elif not error.conflict:
                 failure = task_error(error)
             elif not told:
                 log.info("Another driver has job %s; waiting for its end: %s", job_id, error)
                 told = True
         if failure is not None:
             raise failure
-        time.sleep(interval)
+        time.sleep(follower.pause(interval))
 
 
 class Watch:

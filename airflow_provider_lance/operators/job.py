@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
-from airflow_provider_lance.operators.result import job_result, job_table, read_job_id
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
+from airflow_provider_lance.operators.result import job_result, job_table, look, read_job_id
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_lance.api.jobs import Job
 
 
 class LanceCancelJobOperator(LanceBaseOperator):
@@ -35,6 +37,7 @@ class LanceCancelJobOperator(LanceBaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        choice("if_missing", if_missing, "fail", "skip")
         self.job_id = job_id
         self.wait_seconds = wait_seconds
         self.if_missing = if_missing
@@ -44,11 +47,7 @@ class LanceCancelJobOperator(LanceBaseOperator):
         failure: AirflowException | None = None
         try:
             known = self.hook.cancel_job(job_id)
-            job = self.hook.find_job(job_id) if known else None
-            until = time.monotonic() + self.wait_seconds
-            while job is not None and not job.state.terminal and time.monotonic() < until:
-                time.sleep(0.5)
-                job = self.hook.find_job(job_id)
+            job = self._see_end(job_id) if known else None
         except WireError as error:
             failure = task_error(error)
         if failure is not None:
@@ -60,3 +59,17 @@ class LanceCancelJobOperator(LanceBaseOperator):
             raise AirflowException(f"Job {job_id} was told to end and still runs after {self.wait_seconds:g} s.")
         self.log.info("Job %s is %s.", job_id, job.state.value)
         return job_result(job_id, job.job_type, job_table(self.hook, job), job.state.value, job.result)
+
+    def _see_end(self, job_id: str) -> Job | None:
+        """The job as it is once it has ended or the time for that is over; a look in between may fail."""
+        until = time.monotonic() + self.wait_seconds
+        while True:
+            job = look(self.hook, job_id)
+            over = time.monotonic() >= until
+            if isinstance(job, WireError):
+                if over or not job.transient:
+                    raise job
+                self.log.info("A look at the job failed, will look again: %s", job)
+            elif job is None or job.state.terminal or over:
+                return job
+            time.sleep(0.5)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.job_words import JobType
-from airflow_provider_lance.operators.rendered import rendered_fields, text, truth, whole_number
+from airflow_provider_lance.operators.base import choice
+from airflow_provider_lance.operators.rejoin import submitted_before
+from airflow_provider_lance.operators.rendered import given, mapping, rendered_fields, text, truth, whole_number
 from airflow_provider_lance.operators.submit import LanceJobOperator
 
 if TYPE_CHECKING:
@@ -54,12 +56,12 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
 
     :param table_id: the view. (templated)
     :param query: the view's SQL. (templated)
-    :param kind: ``query``, ``udtf`` or ``chunker``.
+    :param kind: ``query``, ``udtf`` or ``chunker``. (templated)
     :param source_query: the serialized source query. (templated)
     :param output_schema: the output's Arrow schema in IPC format, base64. (templated)
-    :param udtf_spec: the function of a ``udtf`` or ``chunker`` view.
-    :param with_no_data: only define it.
-    :param auto_refresh: let the server refresh it when its source moves.
+    :param udtf_spec: the function of a ``udtf`` or ``chunker`` view. (templated)
+    :param with_no_data: only define it. (templated)
+    :param auto_refresh: let the server refresh it when its source moves. (templated)
     :param if_exists: ``fail``; ``skip`` (succeed without a job); or ``refresh`` the view that is there.
     """
 
@@ -69,7 +71,10 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         "query",
         "source_query",
         "output_schema",
+        "kind",
         "udtf_spec",
+        "with_no_data",
+        "auto_refresh",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"query": "sql", "source_query": "sql"}
 
@@ -92,8 +97,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
             raise ValueError("Give the view either as `query`, or as `kind`, `source_query` and `output_schema`.")
         if source_query is not None and (kind is None or output_schema is None):
             raise ValueError("`source_query` needs `kind` and `output_schema` beside it.")
-        if if_exists not in ("fail", "skip", "refresh"):
-            raise ValueError(f"if_exists is 'fail', 'skip' or 'refresh', not {if_exists!r}.")
+        choice("if_exists", if_exists, "fail", "skip", "refresh")
         self.query = query
         self.kind = kind
         self.source_query = source_query
@@ -106,12 +110,12 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
     def request(self) -> dict[str, Any]:
         fields = {
             "query": self.query,
-            "kind": self.kind,
+            "kind": given(self.kind),
             "source_query": self.source_query,
             "output_schema": self.output_schema,
-            "udtf_spec": self.udtf_spec,
-            "with_no_data": self.with_no_data,
-            "auto_refresh": self.auto_refresh,
+            "udtf_spec": mapping("udtf_spec", self.udtf_spec),
+            "with_no_data": truth("with_no_data", self.with_no_data),
+            "auto_refresh": truth("auto_refresh", self.auto_refresh),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -119,10 +123,14 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         try:
             return super().submit(context, table_id)
         except WireError as error:
-            if error.code != _TABLE_EXISTS or self.if_exists == "fail":
+            ours = submitted_before(context)
+            if error.code != _TABLE_EXISTS or (self.if_exists == "fail" and not ours):
                 raise
-            self.log.info("The view is there already (if_exists=%s).", self.if_exists)
-        if self.if_exists == "skip":
+            if ours:
+                self.log.info("An earlier try created the view; its data is still to come.")
+            else:
+                self.log.info("The view is there already (if_exists=%s).", self.if_exists)
+        if self.if_exists == "skip" and not ours:
             return {"version": self.hook.current_version(table_id)}
         return self.hook.call(
             "refresh_materialized_view", {"id": table_id, "context": self._request_context(context, table_id)}

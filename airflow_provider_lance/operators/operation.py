@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, unknown_operation
 from airflow_provider_lance.operators.base import LanceBaseOperator
+from airflow_provider_lance.operators.rendered import mapping
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -25,7 +26,8 @@ class LanceOperator(LanceBaseOperator):
     becomes a list of rows, so keep it small.
 
     :param operation: its name in snake case, as ``lance_namespace.LanceNamespace`` has it.
-    :param request: the request's fields; ``id`` may be a string with the delimiter. (templated)
+    :param request: the request's fields; ``id`` may be a string with the delimiter. A template gives text: numbers in
+        it need a DAG with ``render_template_as_native_obj=True``. (templated)
     :param data: a function that returns Arrow data, for the operations that take some; called on the worker.
     """
 
@@ -46,15 +48,18 @@ class LanceOperator(LanceBaseOperator):
         if (data is not None) != (OPERATIONS[operation].body is Body.ARROW):
             raise ValueError(f"{operation} takes {'Arrow data: give `data`' if data is None else 'no Arrow data'}.")
         self.operation = operation
-        self.request = dict(request or {})
+        self.request = request
         self.data = data
 
     def execute(self, context: Context) -> dict[str, Any]:
-        answer = self.answer(self.operation, self.request, self.data() if self.data is not None else None)
+        request = mapping("request", self.request) or {}
+        answer = self.answer(self.operation, request, self.data() if self.data is not None else None)
         if OPERATIONS[self.operation].answer in {Answer.ARROW_FILE, Answer.ARROW_STREAM}:
             from airflow_provider_lance.api.arrow import read_arrow
 
             answer = {"rows": read_arrow(answer.get("value") or answer.get("data") or b"").to_pylist()}
-        if self.request.get("id") and answer.get("version") is not None:
-            self.publish(context, self.hook.parse_id(self.request["id"]), version=answer["version"])
+        version = answer.get("version")
+        version = version.get("version") if isinstance(version, Mapping) else version
+        if request.get("id") and version is not None:
+            self.publish(context, self.hook.parse_id(request["id"]), version=version)
         return answer

@@ -84,10 +84,17 @@ def conclude(context: Context) -> None:
 
 
 def forget(context: Context) -> None:
-    """Remove the mark: the next try must not rejoin a job that is about to end."""
+    """Take the job out of the mark: the next try must not rejoin one that is about to end."""
     store = context.get("task_state_store")
     if store is not None:
-        store.delete(STATE_KEY)
+        store.set(STATE_KEY, {"max_tries": context["ti"].max_tries})
+
+
+def submitted_before(context: Context) -> bool:
+    """Whether an earlier try of the same run has submitted a job, whatever became of it."""
+    store = context.get("task_state_store")
+    saved = store.get(STATE_KEY) if store is not None else None
+    return isinstance(saved, dict) and _same_run(saved, context)
 
 
 def read_mark(context: Context) -> dict[str, Any] | None:

@@ -6,6 +6,8 @@ fails the task at once, with a sentence that names the argument: another try wou
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -60,6 +62,36 @@ def truth(name: str, value: Any) -> bool | None:
     if found is None:
         raise AirflowFailException(f"`{name}` must be true or false, not {value!r}.")
     return found
+
+
+def literal(value: Any) -> Any:
+    """The value itself, or what its text says: a template renders a dict or a list as text, in Python or in JSON."""
+    value = given(value)
+    if not isinstance(value, str) or value.strip()[:1] not in ("{", "["):
+        return value
+    for read in (ast.literal_eval, json.loads):
+        try:
+            return read(value.strip())
+        except (ValueError, SyntaxError, RecursionError):
+            continue
+    return value
+
+
+def mapping(name: str, value: Any) -> dict[str, Any] | None:
+    """A dict, or text that is one."""
+    value = literal(value)
+    if value is None or isinstance(value, Mapping):
+        return None if value is None else dict(value)
+    raise AirflowFailException(f"`{name}` must be a dict, not {value!r}.")
+
+
+def version_number(name: str, value: Any) -> int | None:
+    """A version: a number, or the dict of another Lance task that has one."""
+    found = literal(value)
+    number = found.get("version") if isinstance(found, Mapping) else found
+    if isinstance(found, Mapping) and number is None:
+        raise AirflowFailException(f"`{name}` must be a version number, and {value!r} has none.")
+    return whole_number(name, number)
 
 
 def rendered_fields(operator: Any, kinds: Mapping[str, Callable[[str, Any], Any]]) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowTaskTimeout
 
-from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
 from airflow_provider_lance.api.job_words import JobState
-from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, public_result
+from airflow_provider_lance.operators.rendered import literal
+from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, job_event, public_result
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -22,7 +22,15 @@ def look(hook: LanceNamespaceHook, job_id: str) -> Job | WireError | None:
     try:
         return hook.find_job(job_id)
     except WireError as error:
+        if error.code in {UNAUTHENTICATED, FORBIDDEN}:
+            hook.reread()
         return error
+
+
+def settled(hook: LanceNamespaceHook, event: Event) -> Event:
+    """The event itself, or that of the job's end: it may have ended in time while nobody looked."""
+    seen = look(hook, event["job_id"]) if event["state"] == TIMEOUT else None
+    return job_event(seen) if seen is not None and not isinstance(seen, WireError) and seen.state.terminal else event
 
 
 def job_result(
@@ -81,16 +89,18 @@ def job_table(hook: LanceNamespaceHook, job: Job) -> list[str]:
     return []
 
 
+def needed_no_job(given: Any) -> dict[str, Any] | None:
+    """What a job operator returned, where it had nothing for a job to do: that is the answer already."""
+    found = literal(given)
+    if isinstance(found, Mapping) and not found.get("job_id") and found.get("state") == JobState.DONE.value:
+        return dict(found)
+    return None
+
+
 def read_job_id(given: str | Mapping[str, Any] | None) -> str:
     """A job's id out of itself or out of what a job operator returned; a rendered template may hold its text."""
-    if isinstance(given, Mapping):
-        given = given.get("job_id")
-    text = str(given or "").strip()
-    if text.startswith("{"):
-        try:
-            text = str(ast.literal_eval(text).get("job_id") or "")
-        except (ValueError, SyntaxError, AttributeError):
-            text = ""
-    if not text or text == "None":
+    found = literal(given)
+    text = str((found.get("job_id") if isinstance(found, Mapping) else found) or "").strip()
+    if not text or text.startswith(("{", "[")):
         raise AirflowFailException("There is no job to look at: the job id is empty. Did the task that starts it run?")
     return text

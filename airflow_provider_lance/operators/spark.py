@@ -31,6 +31,7 @@ from airflow_provider_lance.operators.base import task_error
 from airflow_provider_lance.operators.claim import Claim, Watch, claim_job
 from airflow_provider_lance.operators.kubernetes_secret import INSTALL, claim_secret, secret_conf, secret_name
 from airflow_provider_lance.operators.rejoin import conclude, idempotency_key, rejoin, remember
+from airflow_provider_lance.operators.rendered import mapping
 from airflow_provider_lance.operators.result import (
     job_failure,
     job_result,
@@ -82,7 +83,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
 
     :param job_id: the job, or the dict a job operator returned. (templated)
     :param operation: ``alter_table_backfill_columns`` or ``refresh_materialized_view``.
-    :param request: the operation's fields, ``id`` included. (templated)
+    :param request: the operation's fields, ``id`` included. A template gives text: numbers in it need a DAG with
+        ``render_template_as_native_obj=True``. (templated)
     :param spec: ``{"job_type": "backfill_column" or "refresh_materialized_view", "location": "s3://…/t.lance",
         "request": {…}}``, with ``table_id``, ``options`` and ``tables`` where they are needed; or the path of a JSON
         file with that. (templated)
@@ -130,7 +132,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             raise ValueError("Give either `job_id`, or `operation` and `request`, or `spec`.")
         self.job_id = job_id
         self.operation = operation
-        self.request = dict(request or {})
+        self.request = request
         self.spec = spec
         self.storage_conn_id = storage_conn_id
         self.lance_conn_id = lance_conn_id
@@ -139,6 +141,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         self.cancel_on_kill = cancel_on_kill
         self._lance: LanceNamespaceHook | None = None
         self._running: str | None = None
+        self._killed = False
         self._driver: DriverInput | None = None
         self._read_line: Callable[[str], None] = lambda _: None
 
@@ -157,6 +160,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
 
     def on_kill(self) -> None:
         """Cancel the job and end its driver. Runs inside a signal handler, so it has a client of its own."""
+        self._killed = True
         settings = self._lance.resolved.settings if self._lance is not None else None
         if self.cancel_on_kill and self._running and settings is not None:
             # Beside the rest: a namespace that does not answer must not keep the driver alive.
@@ -191,8 +195,10 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
                 "A driver inside a standalone cluster cannot be handed its claim: Spark passes it neither files nor "
                 "variables before it starts. Use deploy mode `client` on this connection."
             )
-        job_id = self._job(context, hook)
-        self._running = job_id
+        job_id = self._running = self._job(context, hook)
+        if self._killed:  # while the request was on its way, and the job had no name yet
+            self.on_kill()
+            raise AirflowException(f"The task was ended before the driver of job {job_id} was started.")
         context["ti"].xcom_push(key="job_id", value=job_id)
         LanceJobLink().push(context, hook.resolved.link(job_id))
         ended: Exception | None = None
@@ -224,21 +230,20 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         if rejoined is not None:
             self.log.info("Rejoined job %s of an earlier try; it is %s.", rejoined.job_id, rejoined.state.value)
             return rejoined.job_id
-        table_id = hook.parse_id(self.request.get("id") or "")
+        request = mapping("request", self.request) or {}
+        table_id = hook.parse_id(request.get("id") or "")
         entries = {
-            **(self.request.get("context") or {}),
+            **(request.get("context") or {}),
             IDEMPOTENCY_KEY: idempotency_key(context, self.operation, table_id),
             "lease-seconds": str(read_configuration().job_lease_seconds),
         }
         failure: AirflowException
         try:
-            answer = hook.call(
-                self.operation, {**self.request, "id": table_id, "cluster": EXTERNAL, "context": entries}
-            )
+            answer = hook.call(self.operation, {**request, "id": table_id, "cluster": EXTERNAL, "context": entries})
         except WireError as error:
             failure = task_error(error)
         else:
-            job_id = str(answer["job_id"])
+            job_id = self._running = str(answer["job_id"])  # from here on a kill knows what to cancel
             remember(context, job_id)
             return job_id
         raise failure

@@ -25,7 +25,7 @@ from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState
 from airflow_provider_lance.assets.lance import assets_of
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
-from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
 from airflow_provider_lance.operators.rejoin import (
     cancel_and_wait,
     conclude,
@@ -35,7 +35,7 @@ from airflow_provider_lance.operators.rejoin import (
     rejoin,
     remember,
 )
-from airflow_provider_lance.operators.result import job_failure, job_result, job_rows, look
+from airflow_provider_lance.operators.result import job_failure, job_result, job_rows, look, settled
 from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower, job_event
 
 if TYPE_CHECKING:
@@ -92,8 +92,9 @@ class LanceJobOperator(LanceBaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if on_conflict not in ("fail", "join"):
-            raise ValueError(f"on_conflict is 'fail' or 'join', not {on_conflict!r}.")
+        choice("on_conflict", on_conflict, "fail", "join")
+        if not isinstance(timeout, timedelta | int | float | None) or isinstance(timeout, bool):
+            raise ValueError(f"timeout is a timedelta or a number of seconds, not {timeout!r}.")
         self.table_id = table_id
         self.wait_for_completion = wait_for_completion
         self.deferrable = deferrable
@@ -146,8 +147,12 @@ class LanceJobOperator(LanceBaseOperator):
             if not submitted.job_id:
                 return self._result(context, submitted)
         self._submitted = submitted
+        if self._killed:  # while the request was on its way, and the job had no name yet
+            self.on_kill()
+            raise AirflowException(f"The task was ended while it submitted job {submitted.job_id}.")
         self._announce(context, submitted)
         if not self.wait_for_completion:
+            conclude(context)
             return self.describe_result(submitted, (rejoined.state if rejoined else JobState.QUEUED).value, None)
         if rejoined is not None and rejoined.state.terminal:
             return self._complete(context, submitted, job_event(rejoined))
@@ -172,7 +177,8 @@ class LanceJobOperator(LanceBaseOperator):
         try:
             event = self._wait(submitted)
         except AirflowTaskTimeout:  # Airflow's own execution_timeout
-            self._end_job(context, submitted)
+            if submitted.owned:
+                self._end_job(context, submitted)
             raise
         return self._complete(context, submitted, event)
 
@@ -229,9 +235,11 @@ class LanceJobOperator(LanceBaseOperator):
                 )
         else:
             job_id, version = str(answer.get("job_id") or ""), answer.get("version")
+            submitted = self._bound(job_id, table_id, version=int(version) if version is not None else None)
             if job_id:
+                self._submitted = submitted  # from here on a kill knows what to cancel
                 remember(context, job_id)
-            return self._bound(job_id, table_id, version=int(version) if version is not None else None)
+            return submitted
         raise failure
 
     def _bound(
@@ -297,11 +305,12 @@ class LanceJobOperator(LanceBaseOperator):
             event = follower.see(look(self.hook, submitted.job_id))
             if event is not None:
                 return event
-            left = follower.seconds_left
-            time.sleep(min(pause * (1 + 0.2 * random.random()), left if left is not None else pause * 2))
+            left, wait = follower.seconds_left, follower.pause(pause) * (1 + 0.2 * random.random())
+            time.sleep(wait if left is None else min(wait, left))
             pause = min(interval, pause * 2)
 
     def _complete(self, context: Context, submitted: Submitted, event: Event) -> dict[str, Any]:
+        event = settled(self.hook, event)
         if event["state"] == JobState.DONE.value:
             return self._result(context, submitted, event.get("result"))
         if event["state"] == TIMEOUT and submitted.owned:

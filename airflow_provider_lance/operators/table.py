@@ -10,8 +10,8 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceBaseOperator, task_error
-from airflow_provider_lance.operators.rendered import given, whole_number
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
+from airflow_provider_lance.operators.rendered import given, mapping, whole_number
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -52,6 +52,7 @@ class LanceCreateEmptyTableOperator(_TableOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        choice("if_exists", if_exists, "fail", "skip")
         self.location = location
         self.properties = properties
         self.if_exists = if_exists
@@ -60,7 +61,7 @@ class LanceCreateEmptyTableOperator(_TableOperator):
         table_id = self.parse_id(self.table_id)
         answer = self.call(
             "create_empty_table",
-            {"id": table_id, "location": self.location, "properties": self.properties},
+            {"id": table_id, "location": given(self.location), "properties": mapping("properties", self.properties)},
             tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
         )
         created = answer is not None
@@ -102,8 +103,7 @@ class LanceCreateTableOperator(_TableOperator):
         super().__init__(**kwargs)
         if sum(source is not None for source in (schema, data, path)) != 1:
             raise ValueError("Give exactly one of `schema`, `data` and `path`.")
-        if if_exists not in ("fail", "skip", "overwrite"):
-            raise ValueError(f"if_exists is 'fail', 'skip' or 'overwrite', not {if_exists!r}.")
+        choice("if_exists", if_exists, "fail", "skip", "overwrite")
         self.schema = schema
         self.data = data
         self.path = path
@@ -116,14 +116,23 @@ class LanceCreateTableOperator(_TableOperator):
         if self.if_exists == "skip":
             described = self.call("describe_table", {"id": table_id, **WITH_VERSION}, tolerate=(_NO_TABLE,)) or {}
             if described.get("version") is not None:  # one that was only declared may still be created
-                self.log.info("The table is there already (if_exists=skip).")
-                return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
+                return self._there(context, table_id, described)
         mode = "overwrite" if self.if_exists == "overwrite" else "create"
-        answer = self.answer(
-            "create_table", {"id": table_id, "mode": mode, "properties": self.properties}, self._arrow()
+        answer = self.call(
+            "create_table",
+            {"id": table_id, "mode": mode, "properties": mapping("properties", self.properties)},
+            self._arrow(),
+            tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
         )
+        if answer is None:  # somebody was faster
+            return self._there(context, table_id, self.answer("describe_table", {"id": table_id, **WITH_VERSION}))
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "created": True, **_kept(answer, "version", "location")}
+
+    def _there(self, context: Context, table_id: list[str], described: Mapping[str, Any]) -> dict[str, Any]:
+        self.log.info("The table is there already (if_exists=skip).")
+        self.publish(context, table_id, version=described.get("version"))
+        return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
 
     def _arrow(self) -> Any:
         from airflow_provider_lance.operators.arrow import arrow_schema, empty_batch, read_path
@@ -131,16 +140,16 @@ class LanceCreateTableOperator(_TableOperator):
         try:
             if self.schema is not None:
                 # One batch without rows: pylance's server takes a stream without any for missing data.
-                return empty_batch(arrow_schema(self.schema))
+                return empty_batch(arrow_schema(mapping("schema", self.schema) or {}))
             if self.path is not None:
                 return read_path(self.path, self.file_format)
         except (ValueError, OSError) as error:
             raise AirflowFailException(str(error)) from None
         data = self.data() if callable(self.data) else self.data
-        if hasattr(data, "__dataframe__") and not hasattr(data, "__arrow_c_stream__"):
+        if type(data).__module__.partition(".")[0] == "pandas":
             import pyarrow as pa
 
-            return pa.Table.from_pandas(data, preserve_index=False)
+            return pa.Table.from_pandas(data, preserve_index=False)  # its own Arrow stream has the index in it
         return data
 
 
@@ -170,6 +179,7 @@ class LanceAddColumnsOperator(_TableOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        choice("if_exists", if_exists, "fail", "skip")
         if not (expressions or computed or virtual):
             raise ValueError("Give at least one column in `expressions`, `computed` or `virtual`.")
         self.expressions = expressions
@@ -181,7 +191,7 @@ class LanceAddColumnsOperator(_TableOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_provider_lance.operators.udf import UdfColumn
 
-        table_id = self.parse_id(self.table_id)
+        table_id, branch = self.parse_id(self.table_id), given(self.branch)
         columns: list[dict[str, Any]] = [
             {"name": name, kind: rule.entry(name) if isinstance(rule, UdfColumn) else rule}
             for kind, rules in (
@@ -189,16 +199,16 @@ class LanceAddColumnsOperator(_TableOperator):
                 ("computed", self.computed),
                 ("virtual_column", self.virtual),
             )
-            for name, rule in (rules or {}).items()
+            for name, rule in (mapping(kind, rules) or {}).items()
         ]
         if self.if_exists == "skip":
-            described = self.answer("describe_table", {"id": table_id, "branch": self.branch or None, **WITH_VERSION})
+            described = self.answer("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
             there = {field["name"] for field in (described.get("schema") or {}).get("fields") or []}
             columns = [column for column in columns if column["name"] not in there]
             if not columns:
                 self.log.info("Every column is there already (if_exists=skip).")
                 return {"table_id": table_id, "added": [], **_kept(described, "version")}
-        answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": self.branch})
+        answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": branch})
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "added": [column["name"] for column in columns], **_kept(answer, "version")}
 
@@ -250,6 +260,7 @@ class LanceCreateTableVersionOperator(_TableOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        choice("if_exists", if_exists, "fail", "skip")
         if staged is None and (version is None or manifest_path is None):
             raise ValueError("Give `version` and `manifest_path`, or `staged`.")
         self.version = version
@@ -264,7 +275,7 @@ class LanceCreateTableVersionOperator(_TableOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
-        staged = self.staged if isinstance(self.staged, Mapping) else {}
+        staged = mapping("staged", self.staged) or {}
         fields: dict[str, Any] = {}
         for name in self._FIELDS:
             value = given(getattr(self, name))
@@ -306,6 +317,7 @@ class LanceDropTableOperator(_TableOperator):
 
     def __init__(self, *, if_missing: Literal["fail", "skip"] = "fail", **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        choice("if_missing", if_missing, "fail", "skip")
         self.if_missing = if_missing
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceBaseOperator
-from airflow_provider_lance.operators.rendered import given
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice
+from airflow_provider_lance.operators.rendered import given, literal, version_number
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -47,7 +47,7 @@ class _PointingOperator(_TagOperator):
     def __init__(
         self,
         *,
-        version: int | str = "latest",
+        version: int | str | Mapping[str, Any] = "latest",
         branch: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -57,7 +57,12 @@ class _PointingOperator(_TagOperator):
 
     def resolve(self, table_id: list[str]) -> tuple[int, str | None]:
         """A number, ``"latest"``, or the version another tag points to; and the branch that version is of."""
-        wanted, branch = str(self.version).strip(), given(self.branch)
+        found = literal(self.version)
+        if isinstance(found, Mapping):
+            found = version_number("version", found)
+        wanted, branch = str(found if found is not None else "").strip(), given(self.branch)
+        if not wanted:
+            raise AirflowFailException("`version` is empty: give a number, 'latest' or another tag.")
         if wanted.isdigit():
             return int(wanted), branch
         if wanted == "latest":
@@ -85,7 +90,7 @@ class LanceCreateTagOperator(_PointingOperator):
 
     :param table_id: the table. (templated)
     :param tag: the new tag. (templated)
-    :param version: a number, ``"latest"`` or another tag. (templated)
+    :param version: a number, ``"latest"``, another tag, or the dict another Lance task returned. (templated)
     :param branch: of the version; a tag brings its own. (templated)
     :param if_exists: ``fail``; ``skip`` (leave the tag where it is); or ``move`` it.
     :return: ``{"table_id", "tag", "version", "previous_version"}``.
@@ -93,6 +98,7 @@ class LanceCreateTagOperator(_PointingOperator):
 
     def __init__(self, *, if_exists: Literal["fail", "skip", "move"] = "fail", **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        choice("if_exists", if_exists, "fail", "skip", "move")
         self.if_exists = if_exists
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -116,7 +122,7 @@ class LanceUpdateTagOperator(_PointingOperator):
 
     :param table_id: the table. (templated)
     :param tag: the tag. (templated)
-    :param version: a number, ``"latest"`` or another tag. (templated)
+    :param version: a number, ``"latest"``, another tag, or the dict another Lance task returned. (templated)
     :param branch: of the version; a tag brings its own. (templated)
     :param create_if_missing: create the tag when there is none.
     :return: ``{"table_id", "tag", "version", "previous_version"}``; the previous version is the way back.
@@ -153,6 +159,7 @@ class LanceDeleteTagOperator(_TagOperator):
 
     def __init__(self, *, if_missing: Literal["fail", "skip"] = "fail", **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        choice("if_missing", if_missing, "fail", "skip")
         self.if_missing = if_missing
 
     def execute(self, context: Context) -> dict[str, Any]:

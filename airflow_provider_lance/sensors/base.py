@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import (
     AirflowException,
+    AirflowFailException,
     AirflowSensorTimeout,
     AirflowSkipException,
     BaseSensorOperator,
@@ -55,7 +56,7 @@ class LanceBaseSensor(BaseSensorOperator):
         return LanceNamespaceHook(self.lance_conn_id)
 
     def first_look(self, context: Context) -> Any:
-        """A poke before deferring, with what ``soft_fail`` and ``never_fail`` say about its failure."""
+        """A poke before deferring; ``soft_fail``, ``never_fail`` and ``silent_fail`` say what its failure means."""
         try:
             return self.poke(context)
         except AirflowSkipException:
@@ -63,7 +64,10 @@ class LanceBaseSensor(BaseSensorOperator):
         except AirflowException as error:
             if self.soft_fail or self.never_fail:
                 raise AirflowSkipException(str(error)) from error
-            raise
+            if not self.silent_fail or isinstance(error, AirflowFailException):
+                raise
+            self.log.warning("The first look failed, will look again: %s", error)
+            return None
 
     def wait_for(self, trigger: Any) -> None:
         """Defer. The trigger keeps the sensor's own timeout; Airflow's is the net below it, a minute later."""

@@ -12,7 +12,16 @@ from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
-from airflow_provider_lance.operators.result import job_failure, job_result, job_table, look, read_job_id
+from airflow_provider_lance.operators.rendered import literal
+from airflow_provider_lance.operators.result import (
+    job_failure,
+    job_result,
+    job_table,
+    look,
+    needed_no_job,
+    read_job_id,
+    settled,
+)
 from airflow_provider_lance.sensors.base import LanceBaseSensor
 from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower
 
@@ -37,6 +46,9 @@ class LanceJobSensor(LanceBaseSensor):
         self._follower: Follower | None = None
 
     def execute(self, context: Context) -> Any:
+        if (answer := needed_no_job(self.job_id)) is not None:
+            self.log.info("There is no job to wait for: %s", answer)
+            return answer
         job_id = read_job_id(self.job_id)
         LanceJobLink().push(context, self.hook.resolved.link(job_id))
         if not self.defers:
@@ -76,6 +88,7 @@ class LanceJobSensor(LanceBaseSensor):
         """Where a deferred sensor goes on."""
         if event["job_id"] != read_job_id(self.job_id):
             return self.wait_again(context, f"job {event['job_id']}")
+        event = settled(self.hook, event)
         if event["state"] == TIMEOUT:
             raise self.timed_out()
         seen = look(self.hook, event["job_id"])  # the event is small: what kind of job it was is asked for once more
@@ -84,7 +97,8 @@ class LanceJobSensor(LanceBaseSensor):
     def _end(self, event: Event, job: Job | None) -> dict[str, Any]:
         if event["state"] != JobState.DONE.value:
             raise job_failure(event, self.hook.resolved.link(event["job_id"]))
-        given = self.job_id if isinstance(self.job_id, Mapping) else {}
+        found = literal(self.job_id)
+        given = found if isinstance(found, Mapping) else {}
         job_type = str((job.job_type if job is not None else "") or given.get("job_type") or "")
         table_id = (job_table(self.hook, job) if job is not None else []) or list(given.get("table_id") or [])
         return job_result(event["job_id"], job_type, table_id, event["state"], event.get("result"))

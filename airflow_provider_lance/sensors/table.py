@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, PokeReturnValue
+from airflow.providers.common.compat.sdk import AirflowException, PokeReturnValue
 
-from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
 from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.operators.base import read_table_id, task_error
+from airflow_provider_lance.operators.rendered import given, version_number
 from airflow_provider_lance.sensors.base import LanceBaseSensor
 from airflow_provider_lance.triggers.position import Goal, Place
 
@@ -26,6 +28,7 @@ class _PlaceSensor(LanceBaseSensor):
     def __init__(self, *, table_id: Identifier, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table_id = table_id
+        self._failed = 0  # looks in a row
 
     def place(self, table_id: list[str]) -> Place:
         return Place(table_id)
@@ -43,16 +46,31 @@ class _PlaceSensor(LanceBaseSensor):
         failure: AirflowException | None = None
         try:
             version = place.read(self.hook.call(operation, fields))
+            self._failed = 0
         except WireError as error:
             if not error.missing:
-                failure = task_error(error)
+                failure = self._tolerated(error)
             present = False
         if failure is not None:
             raise failure
+        if not present and self._failed:
+            return False
         if not goal.reached(present, version):
             self.log.info("Waiting for %s: %s; it is %s.", place.describe(), goal.describe(), version or "not there")
             return False
         return PokeReturnValue(True, _found(place, version))
+
+    def _tolerated(self, error: WireError) -> AirflowException | None:
+        """``None`` for what may pass by itself and has not failed too often in a row, as in the triggerer."""
+        self._failed += 1
+        refused = error.code in {UNAUTHENTICATED, FORBIDDEN}
+        most = read_configuration().poll_errors
+        if self._failed > most or not (error.transient or refused):
+            return task_error(error)
+        self.log.warning("Look %d of at most %d failed, will look again: %s", self._failed, most, error)
+        if refused:
+            self.hook.reread()
+        return None
 
     def execute(self, context: Context) -> Any:
         if not self.defers:
@@ -76,12 +94,12 @@ class _PlaceSensor(LanceBaseSensor):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
-        if event.get("timeout"):
-            raise self.timed_out()
-        if event.get("error"):
-            raise AirflowException(f"Cannot look at {self._place().describe()} any longer: {event['error']}")
         place, version = self._place(), event.get("version")
+        if event.get("error"):
+            raise AirflowException(f"Cannot look at {place.describe()} any longer: {event['error']}")
         seen = Place(list(event["table_id"]), event.get("branch"), event.get("tag"))
+        if seen == place and event.get("timeout"):
+            raise self.timed_out()
         if seen != place or not self.goal().reached(True, version):
             return self.wait_again(context, seen.describe())
         return _found(place, version)
@@ -115,13 +133,14 @@ class LanceTableVersionSensor(_PlaceSensor):
         self.branch = branch
 
     def place(self, table_id: list[str]) -> Place:
-        return Place(table_id, branch=self.branch or None)
+        return Place(table_id, branch=given(self.branch))
 
     def goal(self) -> Goal:
-        if self.newer_than is not None:
-            return Goal(after=_version("newer_than", self.newer_than))
-        least = _version("min_version", self.min_version) if self.min_version is not None else 1
-        return Goal(after=least - 1)
+        after = version_number("newer_than", self.newer_than)
+        if after is not None:
+            return Goal(after=after)
+        least = version_number("min_version", self.min_version)
+        return Goal(after=(1 if least is None else least) - 1)
 
 
 class LanceTagSensor(_PlaceSensor):
@@ -147,8 +166,8 @@ class LanceTagSensor(_PlaceSensor):
 
     def goal(self) -> Goal:
         return Goal(
-            equals=_version("version", self.version) if self.version is not None else None,
-            moved_from=_version("moved_from", self.moved_from) if self.moved_from is not None else None,
+            equals=version_number("version", self.version),
+            moved_from=version_number("moved_from", self.moved_from),
         )
 
 
@@ -171,11 +190,3 @@ class LanceTableExistsSensor(_PlaceSensor):
 def _found(place: Place, version: int | None) -> dict[str, Any]:
     named = {name: value for name, value in (("branch", place.branch), ("tag", place.tag)) if value}
     return {"table_id": place.table_id, **named, "version": version}
-
-
-def _version(name: str, given: Any) -> int:
-    value: Any = given.get("version") if isinstance(given, dict) else given
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise AirflowFailException(f"`{name}` must be a version number, not {given!r}.") from None

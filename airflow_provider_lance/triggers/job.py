@@ -82,7 +82,8 @@ class LanceJobTrigger(BaseTrigger):
         ):
             while True:
                 try:
-                    sighting = await asyncio.wait_for(watch.next(), follower.seconds_left)
+                    async with asyncio.timeout(follower.seconds_left):
+                        sighting = await watch.next()
                 except TimeoutError:
                     if (event := follower.expired()) is not None:
                         return event

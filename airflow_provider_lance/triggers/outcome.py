@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TIMEOUT, LOST = "TIMEOUT", "LOST"
 _MOST_BYTES = 32_000
 _ABSENCES = 3
+_LONGEST_PAUSE, _LONGEST_ASKED = 60.0, 900.0
 
 Event = dict[str, Any]
 
@@ -49,7 +50,15 @@ class Follower:
         self._state: JobState | None = None
         self._line = ""
         self._failed = 0
+        self._asked: float | None = None  # the pause the server asked for
         self._absent = 0
+
+    def pause(self, usual: float) -> float:
+        """How long to wait for the next look: longer and longer while looks fail, and as long as the server says."""
+        if not self._failed:
+            return usual
+        longer = min(_LONGEST_PAUSE, usual * 2 ** min(self._failed - 1, 6))
+        return max(longer, min(self._asked or 0.0, _LONGEST_ASKED))
 
     @property
     def seconds_left(self) -> float | None:
@@ -93,6 +102,7 @@ class Follower:
 
     def _error(self, error: WireError) -> Event | None:
         self._failed += 1
+        self._asked = error.retry_after
         # Credentials may be rotated while a task waits; whoever submitted the job had good ones.
         may_pass = error.transient or self._state is not None or error.code in {UNAUTHENTICATED, FORBIDDEN}
         if self._failed <= self._errors and may_pass:
@@ -131,7 +141,14 @@ def public_result(result: Any) -> dict[str, Any] | None:
     """A job's result without what must not be shown."""
     if not isinstance(result, dict):
         return None
-    return {key: value for key, value in result.items() if key != "storage_options"}
+    return without_credentials(result)
+
+
+def without_credentials(value: Any) -> Any:
+    """Plain data, at any depth without the credentials a namespace vends beside a table's address."""
+    if isinstance(value, dict):
+        return {key: without_credentials(item) for key, item in value.items() if key != "storage_options"}
+    return [without_credentials(item) for item in value] if isinstance(value, list) else value
 
 
 def _cut(message: str, most: int = 4000) -> str:

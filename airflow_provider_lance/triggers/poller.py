@@ -118,7 +118,8 @@ class Poller:
             pause = None if soonest is None else max(0.0, soonest - loop.time())
             if pause is None or pause > 0:
                 try:
-                    await asyncio.wait_for(self._changed.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._changed.wait()
                 except TimeoutError:
                     pass
                 else:

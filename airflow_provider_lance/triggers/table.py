@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_lance.triggers.poller import Poller
 
 _LONGEST_PAUSE = 60.0
+_ABSENT = 0  # the position of what is not there (yet); versions count from 1
 
 
 class LanceTableTrigger(BaseEventTrigger):
@@ -37,8 +38,9 @@ class LanceTableTrigger(BaseEventTrigger):
         ])
 
     Its consumer reads ``triggering_asset_events[...].extra["payload"]``: ``{"table_id", "version",
-    "previous_version", "branch", "tag"}``. Several versions between two looks are one event, for the newest.
-    On Airflow 3.2, which keeps no position, changes while no triggerer runs are not noticed.
+    "previous_version", "branch", "tag"}``. Several versions between two looks are one event, for the newest; a
+    table or tag that appears while it is watched is a change from ``None``. On Airflow 3.2, which keeps no position,
+    changes while no triggerer runs are not noticed.
 
     :param table_id: the table, a list of strings or one string with the connection's delimiter.
     :param lance_conn_id: the connection; resolved in the triggerer, so no secret is stored with the trigger.
@@ -68,6 +70,8 @@ class LanceTableTrigger(BaseEventTrigger):
         self.goal = goal
         self.deadline = deadline
         self.poll_interval = poll_interval
+        self._errors = 0
+        self._known: int | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -86,21 +90,19 @@ class LanceTableTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         configuration = read_configuration()
         interval = self.poll_interval or configuration.poll_interval
-        errors = 0
         while True:
             try:
                 async for event in self._look_on(interval, configuration.poll_batch):
-                    errors = 0
                     yield event
                     if self.goal is not None:
                         return
             except Exception as error:  # a watcher that raises is gone for good
-                errors += 1
-                self.log.warning("Look %d failed, will look again: %s: %s", errors, type(error).__name__, error)
-                if self.goal is not None and (errors > configuration.poll_errors or not _may_pass(error)):
+                self._errors += 1
+                self.log.warning("Look %d failed, will look again: %s: %s", self._errors, type(error).__name__, error)
+                if self.goal is not None and (self._errors > configuration.poll_errors or not _may_pass(error)):
                     yield TriggerEvent({"error": f"{type(error).__name__}: {error}"[:4000]})
                     return
-                await asyncio.sleep(min(_LONGEST_PAUSE, interval * 2 ** min(errors - 1, 6)))
+                await asyncio.sleep(min(_LONGEST_PAUSE, interval * 2 ** min(self._errors - 1, 6)))
 
     async def _look_on(self, interval: float, batch: int) -> AsyncIterator[TriggerEvent]:
         """Look until something is wrong; the caller reads the connection again then."""
@@ -116,7 +118,7 @@ class LanceTableTrigger(BaseEventTrigger):
             if self.goal is not None:
                 goal = Goal(**self.goal)
                 while True:
-                    present, version = await _look(poller, place)
+                    present, version = await self._look(poller, place)
                     if goal.reached(present, version):
                         yield TriggerEvent(_payload(place, version, None))
                         return
@@ -124,19 +126,32 @@ class LanceTableTrigger(BaseEventTrigger):
                     if self.deadline is not None:
                         pause = min(pause, max(0.0, self.deadline - time.time()))
                         if not pause:
-                            yield TriggerEvent({"timeout": True})
+                            yield TriggerEvent({**_payload(place, version, None), "timeout": True})
                             return
                     await asyncio.sleep(pause)
-            known = await self._recall(place)
+            if self._known is None:
+                self._known = await self._recall(place)
             while True:
-                _, version = await _look(poller, place)
-                if version is not None and version != known:
-                    if known is not None:
-                        yield TriggerEvent(_payload(place, version, known))
+                version = (await self._look(poller, place))[1] or _ABSENT
+                if version != self._known:
+                    if version != _ABSENT and self._known is not None:
+                        yield TriggerEvent(_payload(place, version, self._known or None))
                     # Only now: a triggerer that dies in between fires again rather than not at all.
                     await self._remember(place, version)
-                    known = version
+                    self._known = version
                 await asyncio.sleep(_jittered(interval))
+
+    async def _look(self, poller: Poller, place: Place) -> tuple[bool, int | None]:
+        operation, fields = place.request()
+        present, version = True, None
+        try:
+            version = place.read((await poller.wire.call(operation, fields)).value)
+        except WireError as error:
+            if not error.missing:
+                raise
+            present = False
+        self._errors = 0
+        return present, version
 
     async def _recall(self, place: Place) -> int | None:
         store = getattr(self, "asset_state_store", None)
@@ -153,16 +168,6 @@ class LanceTableTrigger(BaseEventTrigger):
         store = getattr(self, "asset_state_store", None)
         if store is not None:
             await store.aset(place.key, version)
-
-
-async def _look(poller: Poller, place: Place) -> tuple[bool, int | None]:
-    operation, fields = place.request()
-    try:
-        return True, place.read((await poller.wire.call(operation, fields)).value)
-    except WireError as error:
-        if error.missing:
-            return False, None
-        raise
 
 
 def _payload(place: Place, version: int | None, before: int | None) -> dict[str, Any]:

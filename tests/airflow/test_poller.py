@@ -144,6 +144,47 @@ def test_transient_errors_are_tolerated_and_too_many_are_lost(jobs_server: JobsS
     assert "broken on purpose" in event["failure"]["message"]
 
 
+def test_one_unreadable_job_hides_no_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
+    monkeypatch.setenv("AIRFLOW__LANCE__POLL_BATCH", "4")  # one job per look
+    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+    with JobsServer(filtered=False) as server:
+        corrupt, good = server.add("t", "RUNNING").job_id, server.add("u", "DONE").job_id
+        answer = server._jobs
+        monkeypatch.setattr(
+            server,
+            "_jobs",
+            lambda what, body: (
+                (500, {"error": "corrupt row", "code": 18}) if body.get("job_id") == corrupt else answer(what, body)
+            ),
+        )
+
+        async def work() -> list[Any]:
+            triggers = [LanceJobTrigger(job_id=job, poll_interval=0.1) for job in (corrupt, good)]
+            return await asyncio.wait_for(asyncio.gather(*(event_of(trigger) for trigger in triggers)), 20)
+
+        first, second = run(server, work)
+    assert (first["state"], second["state"]) == ("LOST", "DONE")
+    assert "corrupt row" in first["failure"]["message"]
+
+
+def test_the_pace_is_that_of_those_who_still_wait(jobs_server: JobsServer):
+    quick, slow = jobs_server.add("t", "RUNNING").job_id, jobs_server.add("u", "RUNNING").job_id
+
+    async def work() -> int:
+        waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=slow, poll_interval=30)))
+        jobs_server.finish(quick)
+        await event_of(LanceJobTrigger(job_id=quick, poll_interval=0.1))
+        await settled(1.0)  # the looks of a young watch are over
+        before = len(jobs_server.requests)
+        await settled(1.5)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return len(jobs_server.requests) - before
+
+    assert run(jobs_server, work) <= 2
+
+
 def test_an_unknown_job_is_lost_and_a_late_one_is_not(jobs_server: JobsServer):
     event = run(jobs_server, lambda: event_of(LanceJobTrigger(job_id="nobody", poll_interval=0.1)))
     assert (event["state"], event["failure"]["phase"]) == ("LOST", "wait")
@@ -287,11 +328,51 @@ def test_a_watcher_follows_a_tag_forwards_and_backwards(jobs_server: JobsServer)
         lambda: jobs_server.tags.update({("t", "production"): 1}),
     ]
     fired = watch(jobs_server, store, moves, tag="production")
-    assert [payload["version"] for payload in fired] == [3, 1]
+    assert [(payload["previous_version"], payload["version"]) for payload in fired] == [(None, 2), (2, 3), (3, 1)]
     assert store.values == {"tag:production": 1}
 
 
-def test_a_watcher_without_a_store_still_watches(jobs_server: JobsServer):
+def test_a_watcher_fires_for_a_table_that_appears_also_after_it_was_dropped(jobs_server: JobsServer):
+    moves: list[Callable[[], Any]] = [
+        lambda: jobs_server.versions.update(t=1),
+        lambda: jobs_server.versions.pop("t"),
+        lambda: jobs_server.versions.update(t=1),
+    ]
+    fired = watch(jobs_server, Store(), moves)
+    assert [(payload["previous_version"], payload["version"]) for payload in fired] == [(None, 1), (None, 1)]
+
+
+def test_a_watcher_without_a_store_still_watches(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
     jobs_server.versions["t"] = 1
-    fired = watch(jobs_server, None, [lambda: jobs_server.versions.update(t=2)])
-    assert [payload["version"] for payload in fired] == [2]
+
+    def change_unseen() -> None:
+        jobs_server.broken.append(500)
+        jobs_server.versions["t"] = 2
+
+    fired = watch(jobs_server, None, [change_unseen])
+    assert [(payload["previous_version"], payload["version"]) for payload in fired] == [(1, 2)]
+
+
+def test_a_sensor_gives_up_after_failures_in_a_row_only(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
+    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+    jobs_server.versions["t"] = 1
+    trigger = LanceTableTrigger(table_id="t", goal={"after": 1}, poll_interval=0.05)
+
+    async def work(rounds: int, in_a_row: int) -> Any:
+        waiting = asyncio.create_task(event_of(trigger))
+        for _ in range(rounds):
+            seen = len(jobs_server.requests)
+            jobs_server.broken = [500] * in_a_row
+            enough = seen + in_a_row + 1
+            await asyncio.to_thread(
+                jobs_server.wait_for,
+                lambda server, enough=enough: len(server.requests) >= enough or waiting.done(),
+            )
+        jobs_server.versions["t"] = 2
+        return await asyncio.wait_for(waiting, 10)
+
+    assert run(jobs_server, lambda: work(5, 1))["version"] == 2
+    jobs_server.versions["t"] = 1
+    assert "broken on purpose" in run(jobs_server, lambda: work(1, 3))["error"]

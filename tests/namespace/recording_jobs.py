@@ -32,7 +32,10 @@ class RecordingJobs:
         with self._lock:
             for index, other in enumerate(self.submissions):
                 job_id = f"job-{index + 1}"
-                if self.rows[job_id]["state"] == "QUEUED" and set(other.locks) & set(submission.locks):
+                live, key = self.rows[job_id]["state"] == "QUEUED", submission.context.get("idempotency-key")
+                if live and key is not None and self.rows[job_id]["key"] == key:
+                    return job_id
+                if live and set(other.locks) & set(submission.locks):
                     raise ConcurrentModificationError(f"Job {job_id} holds the lock.")
             self.submissions.append(submission)
             job_id = f"job-{len(self.submissions)}"
@@ -43,6 +46,7 @@ class RecordingJobs:
                 "state": "QUEUED",
                 "job_state": "QUEUED",
                 "spec": submission.spec.to_dict(),
+                "key": submission.context.get("idempotency-key"),
             }
             return job_id
 
@@ -57,6 +61,7 @@ class RecordingJobs:
             for row in reversed(self.rows.values())
             if (request.get("job_ids") is None or row["job_id"] in request["job_ids"])
             and (request.get("table") is None or row["table"] == request["table"])
+            and (request.get("idempotency_key") is None or row["key"] == request["idempotency_key"])
             and (request.get("state") is None or row["state"] in request["state"])
         ]
         return {"jobs": rows}

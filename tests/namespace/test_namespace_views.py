@@ -71,6 +71,25 @@ class TestCreate:
         assert submission.locks == ("view|loud",)
         assert submission.context == {"idempotency-key": "k"}
 
+    def test_again_with_its_key_goes_on_with_the_same_view(
+        self, namespace: SparkNamespace, jobs: RecordingJobs
+    ) -> None:
+        def again(**fields: Any) -> Any:
+            return create(namespace, with_no_data=False, context={"idempotency-key": "k"}, **fields)
+
+        assert (again().job_id, again().job_id) == ("job-1", "job-1")
+        jobs.end("job-1", "FAILED")
+        assert again().job_id == "job-2", "the view is there, its data is not"
+        jobs.end("job-2")
+        assert again().job_id == "job-2"
+        assert len(jobs.submissions) == 2
+        with pytest.raises(TableAlreadyExistsError):
+            again(query="SELECT id FROM people")
+        with pytest.raises(TableAlreadyExistsError):
+            create(namespace, with_no_data=False, context={"idempotency-key": "another"})
+        namespace.drop_materialized_view({"id": ["loud"]})
+        assert again().job_id == "job-3", "dropped meanwhile: created anew"
+
     def test_in_the_specs_dialect(self, namespace: SparkNamespace) -> None:
         schema = pa.schema([("id", pa.int64()), ("shout", pa.string())])
         namespace.create_materialized_view(
