@@ -17,7 +17,7 @@ demo: venv       ## the whole story, end to end, on this machine
 ui: venv         ## Airflow's UI and the job pages with everything in place
 	@$(PY) scripts/ui.py
 
-test: lint       ## lint and every test; what CI runs
+test: lint       ## lint and all tests but the long ones (make soak); what CI runs
 	@$(PY) -m pytest tests -n 2 --dist loadscope --no-loadscope-reorder
 
 soak: venv       ## the long runs: kills, random histories, deployments
