@@ -6,9 +6,10 @@ done on the branch's dataset here. Methods are operations of the wire by name.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError
+from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.expressions import find_field, format_path
@@ -48,9 +49,10 @@ class Rows:
         place = self._catalog.find(request.id)
         if place is not None and place.only_declared:
             # The first rows of a declared table make it; pylance would make it without stable row ids.
-            version = self._tables.write(place, reader, "create")
-            rows = self._catalog.open(request.id, place=place).count_rows()
-            return model("InsertIntoTableResponse")(version=version, num_inserted_rows=rows)
+            with contextlib.suppress(TableAlreadyExistsError):  # others have made it: these rows come after theirs
+                version = self._tables.begin(place, reader)
+                rows = self._catalog.open(request.id, version=version, place=place).count_rows()
+                return model("InsertIntoTableResponse")(version=version, num_inserted_rows=rows)
         return self._catalog.call("insert_into_table", request.model_copy(update={"mode": mode}), data)
 
     def update_table(self, request: Any) -> Any:

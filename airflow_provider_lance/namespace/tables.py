@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import (
     InvalidInputError,
     TableAlreadyExistsError,
+    TableNotFoundError,
     UnsupportedOperationError,
 )
 
@@ -24,6 +25,7 @@ from airflow_provider_lance.namespace.identifiers import check_identifier, table
 from airflow_provider_lance.namespace.tree import read_word
 
 if TYPE_CHECKING:
+    import lance
     import pyarrow as pa
 
 #: In a table's ``metadata``: ``"false"`` for tables whose views must rebuild at every refresh.
@@ -43,22 +45,35 @@ class Tables:
     def create_table(self, request: Any, data: bytes) -> Any:
         mode = read_word("mode", request.mode, ("create", "exist_ok", "overwrite"))
         reader = read_stream(data)
-        place = self._catalog.find(request.id)
-        if place is not None and not place.only_declared and mode != "overwrite":
-            if mode == "create":
-                raise TableAlreadyExistsError(f"Table {place.name} exists already.")
-            return self._created(place, None)
         options = self._write_options(request.storage_options)
+        place = self._catalog.find(request.id)
         declared_here = place is None
         if place is None:
-            place = self.declare(request.id, request.properties)
+            try:
+                place = self.declare(request.id, request.properties)
+            except TableAlreadyExistsError:
+                place = self._catalog.find(request.id)  # declared by somebody who was faster
+                if place is None or mode == "create":
+                    raise
+                declared_here = False
+        if mode != "overwrite" and not place.only_declared:
+            return self._existing(place, mode)
         try:
-            version = self.write(place, reader, "overwrite" if mode == "overwrite" else "create", options)
+            version = (
+                self.overwrite(place, reader, options) if mode == "overwrite" else self.begin(place, reader, options)
+            )
+        except TableAlreadyExistsError:
+            return self._existing(place, mode)
         except Exception:
-            if declared_here and self._is_empty(request.id):
-                self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
+            if declared_here:
+                self.remove_declared(request.id)
             raise
         return self._created(place, version)
+
+    def _existing(self, place: TablePlace, mode: str) -> Any:
+        if mode == "exist_ok":
+            return self._created(place, None)
+        raise TableAlreadyExistsError(f"Table {place.name} exists already.")
 
     def declare_table(self, request: Any) -> Any:
         place = self.declare(request.id, request.properties, request.location)
@@ -234,21 +249,76 @@ class Tables:
         self._catalog.call("register_table", model("RegisterTableRequest")(id=table_id, location=directory))
         return place
 
-    def write(
-        self, place: TablePlace, reader: pa.RecordBatchReader, mode: str, options: Mapping[str, str] | None = None
+    def begin(self, place: TablePlace, reader: pa.RecordBatchReader, options: Mapping[str, str] | None = None) -> int:
+        """Make a declared table's first version. Of several who try at once one does; ``TableAlreadyExistsError`` tells
+        the others, whose rows are in no version."""
+        import lance
+        from lance.fragment import write_fragments
+
+        storage = dict(options or self._catalog.storage_options) or None
+        transaction: lance.Transaction | None = None
+        try:
+            transaction = write_fragments(
+                reader,
+                place.location,
+                return_transaction=True,
+                mode="create",
+                enable_stable_row_ids=True,
+                storage_options=storage,
+                session=self._catalog.session,
+            )
+            # No retries: with them Lance puts a lost "create" on top of the winner's version, as an overwrite.
+            dataset = lance.LanceDataset.commit(
+                place.location, transaction, enable_stable_row_ids=True, storage_options=storage, max_retries=0
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            first = self._first_commit(place)
+            if first is None:
+                raise
+            if transaction is not None and first == transaction.uuid:
+                return 1  # only the answer was lost
+            self._delete_written(place, transaction)
+            raise TableAlreadyExistsError(f"Table {place.name} was created by somebody who was faster.") from error
+        return int(dataset.version)
+
+    def _first_commit(self, place: TablePlace) -> str | None:
+        """Who made the table: the id of its first version's transaction, empty if that is gone; None: nobody did."""
+        try:
+            dataset = self._catalog.open(list(place.id), place=place)
+        except TableNotFoundError:
+            return None
+        try:
+            return str(dataset.read_transaction(1).uuid)
+        except (OSError, ValueError, AttributeError):
+            return ""
+
+    def _delete_written(self, place: TablePlace, transaction: lance.Transaction | None) -> None:
+        files = self._catalog.files(place)
+        for fragment in transaction.operation.fragments if transaction is not None else []:
+            for file in fragment.files:
+                files.delete(f"data/{file.path}")
+
+    def overwrite(
+        self, place: TablePlace, reader: pa.RecordBatchReader, options: Mapping[str, str] | None = None
     ) -> int:
-        """Write a table's rows with stable row ids; the version that has them."""
+        """Write a table's rows anew, whatever it has, with stable row ids; the version that has them."""
         import lance
 
         dataset = lance.write_dataset(
             reader,
             place.location,
-            mode=mode,
+            mode="overwrite",
             enable_stable_row_ids=True,
             storage_options=dict(options or self._catalog.storage_options) or None,
             session=self._catalog.session,
         )
         return int(dataset.version)
+
+    def remove_declared(self, table_id: list[str]) -> None:
+        """Take a declaration back, unless somebody has made a table of it meanwhile."""
+        place = self._catalog.find(table_id)
+        if place is not None and place.only_declared:
+            self._remove(place)
 
     def _write_options(self, asked: Mapping[str, str] | None) -> dict[str, str]:
         refused = sorted(key for key in asked or {} if _NOT_FOR_CALLERS.search(key))
@@ -257,10 +327,6 @@ class Tables:
                 f"storage_options may not set {', '.join(refused)}: that is the server's to choose."
             )
         return {**self._catalog.storage_options, **(asked or {})}
-
-    def _is_empty(self, table_id: list[str]) -> bool:
-        place = self._catalog.find(table_id)
-        return place is not None and place.only_declared
 
     def _created(self, place: TablePlace, version: int | None) -> Any:
         if version is None:

@@ -6,7 +6,8 @@ here its names become tables of this namespace. Methods are operations of the wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from airflow_provider_lance.namespace.tree import Tree, cut_page
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
 _OPENED_AT_ONCE = 8
 
@@ -54,15 +56,16 @@ class Views:
         sources = self.source_ids(request.id, definition)
         place = self._tables.declare(request.id)
         try:
-            version, definition = create_view(
-                place.location,
-                definition,
-                lambda name: self._catalog.open(sources[name]),
-                storage_options=self._catalog.storage_options,
-            )
+            empty, definition = _empty_view(definition, lambda name: self._catalog.open(sources[name]))
+            version = self._tables.begin(place, empty.to_reader())
+        except Exception:
+            self._tables.remove_declared(request.id)
+            raise
+        try:
             job_id = None if definition.with_no_data else self._submit(place, definition, {}, request.context)
         except Exception:
-            self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
+            if self._catalog.open(request.id, place=place).schema.metadata == empty.schema.metadata:
+                self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
             raise
         return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
 
@@ -193,6 +196,17 @@ class Views:
         except (LanceNamespaceError, ValueError, OSError):
             return False  # only declared, dropped in this moment, or damaged: no view in any case
         return DEFINITION_KEY.encode() in (dataset.schema.metadata or {})
+
+
+def _empty_view(
+    definition: ViewDefinition, open_source: Callable[[str], lance.LanceDataset]
+) -> tuple[pa.Table, ViewDefinition]:
+    """The view's table without rows, as the engine makes it, and its definition as it is stored there."""
+    import lance
+
+    with tempfile.TemporaryDirectory(prefix="lance-view-") as scratch:
+        _, bound = create_view(scratch, definition, open_source)
+        return lance.dataset(scratch).schema.empty_table(), bound
 
 
 def _definition(metadata: Mapping[bytes, bytes]) -> ViewDefinition:
