@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from urllib.parse import quote, urlencode
+from weakref import WeakKeyDictionary
 
 import httpx
 from pydantic import SecretStr
@@ -79,7 +80,8 @@ class ClientCredentialsAuth(httpx.Auth):
         self._renew_at = 0.0
         self._expires_at = 0.0
         self._thread_lock = threading.Lock()
-        self._task_lock = asyncio.Lock()
+        # A lock of asyncio belongs to the loop that first waited for it.
+        self._task_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     # The two flows differ in who awaits; what to ask and what to keep is written once below.
     def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
@@ -88,7 +90,7 @@ class ClientCredentialsAuth(httpx.Auth):
             return
         for last in (False, True):
             with self._thread_lock:
-                ask = self._token_request()
+                ask = self._token_request(request)
                 if ask is not None:
                     answer = yield ask
                     answer.read()
@@ -104,8 +106,8 @@ class ClientCredentialsAuth(httpx.Auth):
             yield request
             return
         for last in (False, True):
-            async with self._task_lock:
-                ask = self._token_request()
+            async with self._task_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+                ask = self._token_request(request)
                 if ask is not None:
                     answer = yield ask
                     await answer.aread()
@@ -116,7 +118,8 @@ class ClientCredentialsAuth(httpx.Auth):
                 return
             self._reject(used)
 
-    def _token_request(self) -> httpx.Request | None:
+    def _token_request(self, signed: httpx.Request) -> httpx.Request | None:
+        """The request for a token where one is needed, as patient as the one that is to be signed."""
         if self._token is not None and self._clock() < self._renew_at:
             return None
         form = {"grant_type": "client_credentials"}
@@ -135,6 +138,7 @@ class ClientCredentialsAuth(httpx.Auth):
                 "content-type": "application/x-www-form-urlencoded",
                 "accept": "application/json",
             },
+            extensions={"timeout": signed.extensions.get("timeout", {})},
         )
 
     def _keep(self, answer: httpx.Response) -> None:

@@ -55,7 +55,6 @@ def parse_id(identifier: Identifier | None, delimiter: str = DEFAULT_DELIMITER) 
             f"The identifier {parts!r} cannot be joined with {delimiter!r} and split again into the same parts."
         )
     if joined in {".", ".."}:
-        # Dots survive percent-encoding, and clients and proxies fold such a segment into another path.
         raise InvalidIdentifierError(f"The identifier is {joined!r}, which no URL can carry.")
     return parts
 

@@ -87,11 +87,11 @@ class Protocol:
         while True:
             attempt += 1
             response: httpx.Response | None = None
-            broken: httpx.TransportError | None = None
+            broken: httpx.RequestError | None = None
             unsigned: WireError | None = None
             try:
                 response = yield Send(request)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 broken = error
             except WireError as error:  # of whoever signs requests: this one never left
                 unsigned = error
@@ -104,7 +104,9 @@ class Protocol:
                 again = failure.code != errors.UNSUPPORTED and may_retry_answer(
                     response.status_code, response.headers, code, replayable=operation.replayable
                 )
-                failure.unknown_outcome = response.status_code >= 500 and not again and code is None
+                # A gateway's word, also where it comes from the server itself: the work may go on behind it.
+                unsure = code is None or response.status_code in {502, 504}
+                failure.unknown_outcome = response.status_code >= 500 and not again and unsure
                 failure.retry_after = retry_after(response.headers)
             elif unsigned is not None:
                 failure, again = unsigned, unsigned.transient
@@ -262,6 +264,12 @@ class Protocol:
             if not index:
                 raise InvalidIdentifierError(f"{operation.name} needs `index_name`.")
             path = path.replace("{index_name}", quote_id([str(index)]))
+        if any(segment in {".", ".."} for segment in path.split("/")):
+            # Dots survive percent-encoding, and clients and proxies fold such a segment into another path.
+            raise InvalidIdentifierError(
+                f"{operation.name} needs a path with a segment of dots ({path}), which no URL can carry: rename the "
+                "object, or choose another delimiter for this connection."
+            )
         if settings.delimiter != DEFAULT_DELIMITER:
             query.append(("delimiter", settings.delimiter))
         for name in operation.query:

@@ -64,7 +64,7 @@ def retry_after(headers: httpx.Headers, now: Callable[[], float] = time.time) ->
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
-def may_retry_error(error: httpx.TransportError, *, replayable: bool) -> bool:
+def may_retry_error(error: httpx.RequestError, *, replayable: bool) -> bool:
     """Whether to send again after no answer came."""
     if isinstance(error, httpx.ConnectError) and _hopeless(error):
         return False

@@ -6,6 +6,7 @@ Made from the parts of an Airflow connection, from a URL, or by hand. Its repr s
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import ssl
@@ -65,6 +66,8 @@ class Settings:
             _ = parts.port
         except ValueError as error:
             raise InvalidSettingsError(f"The address's port cannot be used: {error}.") from None
+        for what, url in (("address", self.base_url), ("token_url", self.token_url), ("proxy", self._proxy_url)):
+            _check_url(what, url)
         if parts.username or parts.password:
             raise InvalidSettingsError("Put credentials into the connection's password, not into its URL.")
         object.__setattr__(self, "base_url", self.base_url.rstrip("/"))
@@ -239,6 +242,22 @@ def context_headers(context: Mapping[str, str]) -> dict[str, str]:
             raise InvalidSettingsError(f"The context value of {key!r} holds characters no HTTP header can carry.")
         headers[name.lower()] = value
     return headers
+
+
+def _check_url(what: str, url: str | None) -> None:
+    """Say now what httpx would say about an address in the middle of a request, without its credentials."""
+    if not url:
+        return
+    known = ("http", "https", "socks5", "socks5h") if what == "proxy" else ("http", "https")
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")
+    except (httpx.InvalidURL, ValueError):
+        raise InvalidSettingsError(f"The {what} {_without_userinfo(url)!r} is not a valid URL.") from None
+    if parsed.scheme not in known or not parsed.host:
+        raise InvalidSettingsError(f"The {what} {_without_userinfo(url)!r} is not a URL of {' or '.join(known)}.")
+    if parsed.scheme.startswith("socks") and importlib.util.find_spec("socksio") is None:
+        raise InvalidSettingsError("A SOCKS proxy needs the package `socksio`: pip install 'httpx[socks]'.")
 
 
 def _latin(text: str) -> bool:

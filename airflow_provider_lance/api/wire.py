@@ -20,7 +20,7 @@ from airflow_provider_lance.api.operations import OPERATIONS, Operation
 from airflow_provider_lance.api.protocol import Effect, Flow, Gather, Protocol, Reply, Send, Sleep
 from airflow_provider_lance.api.settings import Settings
 
-_THROWN = (httpx.TransportError, WireError)
+_THROWN = (httpx.RequestError, WireError)
 
 
 class _Wire:

@@ -144,9 +144,10 @@ def test_transient_errors_are_tolerated_and_too_many_are_lost(jobs_server: JobsS
     assert "broken on purpose" in event["failure"]["message"]
 
 
-def test_one_unreadable_job_hides_no_other(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("batch", ["200", "4"], ids=["asked together", "one job per look"])
+def test_one_unreadable_job_hides_no_other(monkeypatch: pytest.MonkeyPatch, batch: str):
     monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
-    monkeypatch.setenv("AIRFLOW__LANCE__POLL_BATCH", "4")  # one job per look
+    monkeypatch.setenv("AIRFLOW__LANCE__POLL_BATCH", batch)
     monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
     with JobsServer(filtered=False) as server:
         corrupt, good = server.add("t", "RUNNING").job_id, server.add("u", "DONE").job_id

@@ -95,13 +95,14 @@ def test_oauth2_expired_token_is_replaced_within_the_same_call(server: FaultServ
 def test_oauth2_token_is_renewed_before_it_expires() -> None:
     now = [0.0]
     auth = ClientCredentialsAuth("http://t", "i", SecretStr("s"), clock=lambda: now[0])
-    from httpx import Response
+    from httpx import Request, Response
 
     auth._keep(Response(200, json={"access_token": "a", "expires_in": 600}))
+    signed = Request("GET", "http://t")
     now[0] = 539
-    assert auth._token_request() is None
+    assert auth._token_request(signed) is None
     now[0] = 541
-    assert auth._token_request() is not None
+    assert auth._token_request(signed) is not None
 
 
 def test_oauth2_wrong_secret_says_what_to_check(server: FaultServer, connect) -> None:
@@ -119,6 +120,26 @@ def test_oauth2_waits_for_a_busy_token_endpoint(server: FaultServer, connect) ->
     with pytest.raises(lance.ServiceUnavailableError, match=r"may be overloaded.*Gave up after 4 tries") as caught:
         connect(**OAUTH).describe_table({"id": "t"})
     assert "its secret" not in str(caught.value)
+
+
+def test_oauth2_does_not_wait_for_ever_for_a_silent_token_endpoint(server: FaultServer, connect) -> None:
+    TokenIssuer(server)
+    server.play([Answer(200, {}, delay=5)], "oauth/token")
+    client = connect(**OAUTH, timeout=0.3, retry=NO_RETRY)
+    with pytest.raises(lance.LanceNamespaceError, match="did not answer in time"):
+        client.describe_table({"id": "t"})
+
+
+def test_oauth2_serves_one_event_loop_after_the_other(server: FaultServer) -> None:
+    TokenIssuer(server)
+    settings = Settings(server.url, **OAUTH)
+
+    async def crowd() -> set[int]:
+        async with AsyncLanceClient(settings) as client:
+            settings.httpx_auth._token = None
+            return {r.version for r in await asyncio.gather(*(client.describe_table({"id": "t"}) for _ in range(3)))}
+
+    assert asyncio.run(crowd()) == asyncio.run(crowd()) == {3}
 
 
 def test_a_crowd_asks_for_one_token(server: FaultServer) -> None:

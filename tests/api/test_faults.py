@@ -304,6 +304,26 @@ class TestSubmit:
         assert caught.value.instance == "j9"
         assert len(server.seen) == 1
 
+    def test_a_gateways_timeout_is_settled_even_with_a_code(self, server: FaultServer, connect) -> None:
+        server.play([Answer(504, {"error": "It may still be carried out.", "code": 17})], "backfill_column")
+        server.play([Answer(200, {"jobs": [{"job_id": "j1"}], "filtered": True})], "jobs/list")
+        assert connect().alter_table_backfill_columns(BACKFILL).job_id == "j1"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_dots_never_become_another_path(server: FaultServer, connect, name: str) -> None:
+    with pytest.raises(lance.InvalidInputError, match="no URL can carry"):
+        connect().drop_table_index({"id": "t", "index_name": name})
+    with pytest.raises(lance.InvalidInputError, match="no URL can carry"):
+        connect(delimiter=".").list_tables({"id": []})
+    assert not server.seen
+
+
+def test_a_body_that_cannot_be_unpacked_is_a_broken_answer(server: FaultServer, connect) -> None:
+    server.play([Answer(200, b"no gzip at all", {"content-encoding": "gzip"})])
+    with pytest.raises(lance.LanceNamespaceError, match="describe_table 't' got no answer"):
+        connect().describe_table({"id": "t"})
+
 
 class TestJobs:
     """Any server's jobs, in any vocabulary."""

@@ -42,6 +42,11 @@ def test_auth_defaults() -> None:
         ({"host": "h", "password": "s", "extra": {"auth": "oauth2"}}, "client id"),
         ({"host": "h", "extra": {"timeout": "fast"}}, "timeout"),
         ({"host": "h", "extra": {"timeout": -1}}, "timeout"),
+        ({"host": "h", "extra": {"proxy": "localhost:3128"}}, "proxy"),
+        ({"host": "h", "extra": {"proxy": "gopher://u:pw@p"}}, "proxy"),
+        ({"host": "h", "extra": {"proxy": "socks5://u:pw@p:1"}}, "socksio"),
+        ({"host": "http://h\x00x"}, "not a valid URL"),
+        ({"host": f"http://{'x' * 64}.example"}, "not a valid URL"),
         ({"host": "h", "extra": {"context": "{"}}, "JSON"),
         ({"host": "h", "extra": {"context": {"a b": "c"}}}, "header name"),
         ({"host": "h", "extra": {"context": {"a": "c\r\nx: y"}}}, "no HTTP header can carry"),
@@ -59,9 +64,13 @@ def test_context_becomes_headers() -> None:
 
 def test_no_secret_in_any_repr() -> None:
     settings = Settings.from_connection(
-        host="h", login="id", password="hunter22", extra={"auth": "oauth2", "proxy": "http://u:hunter22@p:1"}
+        host="h",
+        login="id",
+        password="hunter22",
+        extra={"auth": "oauth2", "proxy": "http://u:hunter22@p:1", "context": {"header.x-tenant": "hunter33"}},
     )
     assert "hunter22" not in repr(settings) + str(settings) + repr(vars(settings)) + repr(settings.httpx_auth)
+    assert "hunter33" not in repr(settings) + str(settings)
     assert settings.redact("token hunter22 refused") == "token *** refused"
 
 
