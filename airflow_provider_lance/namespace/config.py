@@ -85,6 +85,7 @@ class Limits:
     threads: int = 32
     max_waiting_requests: int = 1000
     request_seconds: float = 300.0
+    body_seconds: float = 30.0
     log_bytes: int = 32 << 20
     keep_days: float = 30.0
 

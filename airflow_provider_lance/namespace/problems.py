@@ -57,6 +57,11 @@ class HttpProblem(Exception):
         self.headers = headers or {}
 
 
+def outcome_unknown(why: str) -> HttpProblem:
+    """A request that went wrong after it was begun. No 503, which promises that nothing was done."""
+    return HttpProblem(504, f"{why} It may still be carried out: look before you send it again.")
+
+
 @dataclass(frozen=True)
 class Problem:
     """What is sent: a status, headers and a body."""
@@ -82,6 +87,8 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
     if isinstance(error, HttpProblem):
         status, headers = error.status, error.headers
         code = _CODE_OF_STATUS.get(status, ErrorCode.INVALID_INPUT)
+        if error.__cause__ is not None:
+            log.error("Request %s failed: %s", request_id, message, exc_info=error)
     elif isinstance(error, NotImplementedError):
         code, message = ErrorCode.UNSUPPORTED, message or "This server does not support the operation."
         status = STATUS_OF_CODE[code]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI
-from lance_namespace.errors import InvalidInputError, PermissionDeniedError, UnauthenticatedError
+from lance_namespace.errors import (
+    InvalidInputError,
+    PermissionDeniedError,
+    ServiceUnavailableError,
+    UnauthenticatedError,
+)
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -36,11 +42,11 @@ from airflow_provider_lance.namespace.lancedb_dialect import speaks_lancedb
 from airflow_provider_lance.namespace.metrics import Metrics
 from airflow_provider_lance.namespace.openapi import openapi_document
 from airflow_provider_lance.namespace.pages import page_routes
-from airflow_provider_lance.namespace.problems import HttpProblem, problem_of
+from airflow_provider_lance.namespace.problems import HttpProblem, outcome_unknown, problem_of
 
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1", "testserver"})
-# A driver proves itself by its launch or claim token, inside the body.
+# A driver proves itself by its launch or claim token, inside the body: anybody may send one, so it must be small.
 _BY_TOKEN = frozenset({"claim_job", "report_job"})
+_MOST_BY_TOKEN = 4 << 20
 # What Lance asks a namespace for while it commits to a table; a driver reads everything else by its location.
 _COMMITTING = frozenset({"describe_table", "list_table_versions", "describe_table_version", "create_table_version"})
 
@@ -54,6 +60,7 @@ class Server:
         self.keys = keys
         self.limits = limits
         self.metrics = Metrics()
+        self._waiting = 0
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="lance-request")
 
     def close(self) -> None:
@@ -62,12 +69,10 @@ class Server:
     async def handle(
         self, name: str, request: Request, answer: Callable[[], Awaitable[Response]], request_id: str
     ) -> Response:
-        """Count, limit and time one request; turn whatever goes wrong into an answer."""
+        """Count and time one request; turn whatever goes wrong into an answer."""
         began = time.perf_counter()
         self.metrics.in_flight += 1
         try:
-            if self.metrics.in_flight > self.limits.max_waiting_requests:
-                raise HttpProblem(503, "The server has too many requests to answer: try again in a moment.")
             response = await answer()
         except ClientDisconnect:
             response = Response(status_code=499)
@@ -83,7 +88,14 @@ class Server:
         return response
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a blocking call within the request's time. Its thread cannot be stopped: the answer says so."""
+        """Run a blocking call within the request's time. Its thread cannot be stopped: the answer says so.
+
+        What waits here is bounded. A request whose body is still on its way waits elsewhere, so that nobody can keep
+        others out by sending slowly.
+        """
+        if self._waiting >= self.limits.max_waiting_requests:
+            raise HttpProblem(503, "The server has too many requests to answer: try again in a moment.")
+        self._waiting += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.limits.request_seconds)
@@ -91,11 +103,9 @@ class Server:
             if future.done():
                 raise
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
-            raise HttpProblem(
-                504,
-                f"The request took longer than {self.limits.request_seconds:g} s. It may still be carried out: "
-                "look before you send it again.",
-            ) from None
+            raise outcome_unknown(f"The request took longer than {self.limits.request_seconds:g} s.") from None
+        finally:
+            self._waiting -= 1
 
     async def principal(self, request: Request) -> Principal | None:
         """Who asks. Without keys the server is for this machine only, and a web page elsewhere is not this machine."""
@@ -107,7 +117,7 @@ class Server:
             required, found = await self.in_thread(self._look_up, key)
         if not required:
             host = _host_name(request.headers.get("host", ""))
-            if host not in _LOOPBACK_NAMES and not host.startswith("127."):
+            if not is_loopback(host):
                 raise PermissionDeniedError(
                     f"This server has no API keys and answers loopback names only, not {host[:100]!r}. "
                     "Create a key with `airflow-lance keys create`."
@@ -140,16 +150,27 @@ class Server:
             raise PermissionDeniedError(f"The API key {principal.name!r} lacks the scope `{scope.value}`.")
         return principal
 
-    async def body(self, request: Request, limit: int) -> bytes:
+    async def body(self, request: Request, operation: Operation) -> bytes:
+        """A request's body. Whoever is known may take long to send it, but not pause; others may not take long."""
+        stranger = operation.name in _BY_TOKEN
+        limit = self.limits.max_arrow_bytes if operation.body is Body.ARROW else self.limits.max_json_bytes
+        limit = min(limit, _MOST_BY_TOKEN) if stranger else limit
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
             raise HttpProblem(413, f"The body has {announced} bytes; this server takes {limit}.")
         parts, size = [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise HttpProblem(413, f"The body has more than the {limit} bytes this server takes.")
-            parts.append(chunk)
+        try:
+            async with asyncio.timeout(self.limits.body_seconds) as patience:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        raise HttpProblem(413, f"The body has more than the {limit} bytes this server takes.")
+                    parts.append(chunk)
+                    if not stranger:
+                        patience.reschedule(asyncio.get_running_loop().time() + self.limits.body_seconds)
+        except TimeoutError:
+            seconds = f"{self.limits.body_seconds:g} s"
+            raise HttpProblem(408, f"The rest of the body did not come within {seconds}.") from None
         return b"".join(parts)
 
     async def operate(self, operation: Operation, request: Request) -> Response:
@@ -157,8 +178,7 @@ class Server:
         principal = ANYBODY
         if operation.name not in _BY_TOKEN:
             principal = await self.require(request, operation.scope, operation.name)
-        arrow = operation.body is Body.ARROW
-        body = await self.body(request, self.limits.max_arrow_bytes if arrow else self.limits.max_json_bytes)
+        body = await self.body(request, operation)
         fields = read_fields(operation, request.path_params, request.query_params, request.headers, body)
         if principal.writes is not None and fields["id"] != list(principal.writes):
             raise PermissionDeniedError(
@@ -167,7 +187,7 @@ class Server:
             )
         if operation.name == "claim_job" and not await self.in_thread(self._knows_launch_token, fields):
             await self.require(request, operation.scope)
-        result = await self.in_thread(self._call, operation, fields, body if arrow else None)
+        result = await self.in_thread(self._call, operation, fields, body if operation.body is Body.ARROW else None)
         return answer_of(operation, fields, result, lancedb=speaks_lancedb(request.headers))
 
     def _call(self, operation: Operation, fields: dict[str, Any], data: bytes | None) -> Any:
@@ -176,11 +196,15 @@ class Server:
         method = getattr(self.namespace, operation.name, None)
         if method is None:
             raise NotImplementedError(f"This namespace has no {operation.id}.")
-        if data is None:
-            return method(fields)
-        if not data:
+        if data is not None and not data:
             raise InvalidInputError(f"{operation.name} needs an Arrow IPC stream as its body.")
-        return method(fields, data)
+        try:
+            return method(fields) if data is None else method(fields, data)
+        except ServiceUnavailableError as error:
+            if operation.replayable:
+                raise
+            # Storage gave up in the middle. A 503 would say that nothing was done, and clients would send it again.
+            raise outcome_unknown(str(error)) from error
 
     def _knows_launch_token(self, fields: dict[str, Any]) -> bool:
         """Whether a claim carries the token we gave to the driver we launched; others need a key to claim."""
@@ -334,6 +358,14 @@ def _check_origin(request: Request) -> None:
         return
     if not hmac.compare_digest(origin.partition("://")[2].encode(), request.headers.get("host", "").encode()):
         raise PermissionDeniedError("Requests of other sites' pages are refused.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own; no other name that only begins like one."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _host_name(host: str) -> str:

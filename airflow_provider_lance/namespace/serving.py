@@ -6,7 +6,6 @@ The socket is bound before anything else starts: drivers are told the address th
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import shlex
 import socket
@@ -66,7 +65,7 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     """Serve until a signal ends it; ``ready`` is called with the server's URL once it answers."""
     import uvicorn
 
-    from airflow_provider_lance.namespace.server import create_app
+    from airflow_provider_lance.namespace.server import create_app, is_loopback
 
     config = ServerConfig.load(options.config)
     options.state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -140,15 +139,6 @@ def _registry_option(options: ServeOptions) -> str:
     if options.state is not None:
         return f"--state-dir {shlex.quote(str(options.state))} "
     return f"--root {shlex.quote(options.root)} "
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bind(host: str, port: int) -> socket.socket:

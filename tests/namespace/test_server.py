@@ -12,7 +12,12 @@ from urllib.parse import quote
 import httpx
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TableNotFoundError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InvalidInputError,
+    ServiceUnavailableError,
+    TableNotFoundError,
+)
 
 from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.operations import OPERATIONS
@@ -202,6 +207,11 @@ class TestRequests:
         assert answer.status_code == 403
         rebound = httpx.post(f"{server.url}/v1/jobs/list", content=b"{}", headers={"host": "evil.example"})
         assert rebound.status_code == 403
+        for host in ("127.0.0.1.evil.example", "127.evil.example", "testserver", "localhost.evil.example", "10.0.0.1"):
+            rebound = httpx.post(f"{server.url}/v1/jobs/list", content=b"{}", headers={"host": host})
+            assert (rebound.status_code, rebound.json()["code"]) == (403, 15), host
+        for host in ("localhost", "127.0.0.1:2333", "127.8.8.8", "[::1]:2333"):
+            assert httpx.post(f"{server.url}/v1/jobs/list", content=b"{}", headers={"host": host}).status_code == 200
         own = {"origin": server.url, "content-type": "application/json"}
         assert httpx.post(f"{server.url}/v1/jobs/list", content=b"{}", headers=own).status_code == 200
 
@@ -302,11 +312,16 @@ class TestKeys:
 
 
 class Slow:
-    """A namespace that takes its time."""
+    """A namespace that takes its time, on a storage that does not answer where a table's name says so."""
 
     def describe_table(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["id"] == ["away"]:
+            raise ServiceUnavailableError("The storage timed out.")
         time.sleep(float(request["id"][0]))
         return {"version": 1}
+
+    def insert_into_table(self, request: dict[str, Any], data: bytes) -> dict[str, Any]:
+        raise ServiceUnavailableError("The storage timed out.")
 
 
 class TestLimits:
@@ -315,7 +330,12 @@ class TestLimits:
         database = Database(sqlite_url(tmp_path / "jobs.sqlite"))
         jobs = JobsService(database, directory=tmp_path / "state", namespace_url="http://127.0.0.1:1")
         limits = Limits(
-            max_json_bytes=1000, max_arrow_bytes=5000, threads=4, max_waiting_requests=5, request_seconds=0.5
+            max_json_bytes=1000,
+            max_arrow_bytes=5000,
+            threads=4,
+            max_waiting_requests=5,
+            request_seconds=0.5,
+            body_seconds=0.2,
         )
         app = create_app(Slow(), jobs, Keys(database), limits=limits)
 
@@ -323,7 +343,11 @@ class TestLimits:
             async def all_at_once() -> list[httpx.Response]:
                 transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
                 async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                    return await asyncio.gather(*(http.post(path, content=content) for path, content in requests))
+                    calls = [
+                        http.get(path) if content is None else http.post(path, content=content)
+                        for path, content in requests
+                    ]
+                    return await asyncio.gather(*calls)
 
             return asyncio.run(all_at_once())
 
@@ -352,6 +376,40 @@ class TestLimits:
         refused = next(answer for answer in answers if answer.status_code == 503)
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["code"] == 17
+
+    def test_storage_that_gives_up_within_a_write_leaves_it_open_whether_it_was_done(
+        self, ask: Callable[..., Any]
+    ) -> None:
+        write, read = ask(("/v1/table/t/insert", b"rows"), ("/v1/table/away/describe", b"{}"))
+        assert (write.status_code, write.json()["code"]) == (504, 17)
+        assert "look before you send it again" in write.json()["error"]
+        assert "retry-after" not in write.headers
+        assert (read.status_code, read.headers["retry-after"]) == (503, "1"), "a read is sent again without harm"
+
+    def test_whoever_sends_slowly_keeps_nobody_out(self, ask: Callable[..., Any]) -> None:
+        async def half() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(0.4)
+
+        slow = [(f"/v1/jobs/{verb}", half()) for verb in ("report", "claim") for _ in range(4)]
+        *late, described, health = ask(*slow, ("/v1/table/0/describe", b"{}"), ("/healthz", None))
+        assert (described.status_code, health.status_code) == (200, 200)
+        assert [answer.status_code for answer in late] == [408] * 8
+
+    def test_a_known_sender_may_take_long_but_not_pause(self, ask: Callable[..., Any]) -> None:
+        async def drops(pause: float) -> AsyncIterator[bytes]:
+            for _ in range(4):
+                yield b" "
+                await asyncio.sleep(pause)
+
+        steady, paused, stranger = ask(
+            ("/v1/jobs/list", drops(0.1)), ("/v1/jobs/list", drops(0.4)), ("/v1/jobs/claim", drops(0.1))
+        )
+        assert (steady.status_code, paused.status_code, stranger.status_code) == (200, 408, 408)
+
+    def test_health_is_told_however_busy_the_server_is(self, ask: Callable[..., Any]) -> None:
+        *_, health = ask(*[("/v1/table/0.1/describe", b"{}")] * 8, ("/healthz", None))
+        assert health.status_code == 200
 
 
 def test_a_base_path_is_in_front_of_everything(tmp_path: Path) -> None:
