@@ -7,11 +7,12 @@ compared and the view must be rebuilt. Knows nothing of views, queries or commit
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_lance.engine.expressions import format_path
 from airflow_provider_lance.engine.history import read_commit
@@ -20,6 +21,8 @@ from airflow_provider_lance.engine.table import field_ids
 if TYPE_CHECKING:
     import lance
     import numpy as np
+
+_T = TypeVar("_T")
 
 # These keep row ids but not what they mean: rows of before and after cannot be told apart by their versions.
 _BREAKING = {
@@ -43,16 +46,26 @@ class Changes:
     since: int
     fragments: tuple[int, ...] = ()
     deleted: np.ndarray | None = field(default=None, compare=False)
+    # Those of ``fragments`` whose row versions do not tell which rows got new values: all of theirs count.
+    unversioned: tuple[int, ...] = ()
 
     @property
     def written(self) -> str:
         """A filter for the rows of ``fragments`` that were inserted or updated."""
-        return f"_row_last_updated_at_version > {self.since}"
+        newer = f"_row_last_updated_at_version > {self.since}"
+        return " OR ".join([newer, *(f"(_rowaddr >= {low} AND _rowaddr < {high})" for low, high in self._addresses())])
 
     @property
     def updated(self) -> str:
         """A filter for the rows of ``fragments`` that were there before and hold new values now."""
-        return f"{self.written} AND _row_created_at_version <= {self.since}"
+        return f"({self.written}) AND _row_created_at_version <= {self.since}"
+
+    def _addresses(self) -> Iterator[tuple[int, int]]:
+        """The row addresses of ``unversioned``; neighbours make one range, so that the filter stays short."""
+        numbers = sorted(self.unversioned)
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+            fragments = [number for _, number in run]
+            yield fragments[0] << 32, (fragments[-1] + 1) << 32
 
 
 class NotComparable(Exception):
@@ -75,7 +88,7 @@ def find_changes(source: lance.LanceDataset, since: SourcePoint, columns: Iterab
         raise NotComparable(f"source version {since.version} is no longer there: it was cleaned up") from error
     if version_timestamp(before) != since.timestamp:
         raise NotComparable("the source was dropped and created again")
-    _check_history(source, since.version)
+    operations = _check_history(source, since.version)
     wanted: set[int] = set()
     there_before = set(before.schema.names)
     for column in columns:
@@ -83,14 +96,15 @@ def find_changes(source: lance.LanceDataset, since: SourcePoint, columns: Iterab
         if column not in there_before or field_ids(before, [format_path([column])]) != ids:
             raise NotComparable(f"column {column} of the source was replaced by another one")
         wanted |= ids
-    old = {fragment.fragment_id: _files(fragment, wanted) for fragment in before.get_fragments()}
-    changed = tuple(
-        fragment.fragment_id
-        for fragment in source.get_fragments()
-        if old.get(fragment.fragment_id) != _files(fragment, wanted)
-    )
+    old = {fragment.fragment_id: _files(fragment.data_files(), wanted) for fragment in before.get_fragments()}
+    now = {fragment.fragment_id: _files(fragment.data_files(), wanted) for fragment in source.get_fragments()}
+    changed = tuple(number for number, files in now.items() if old.get(number) != files)
+    unversioned: tuple[int, ...] = ()
+    # An update or an append makes new fragments: only what was written in place, or moved after that, is asked about.
+    if not old.keys().isdisjoint(changed) or "Rewrite" in operations.values():
+        unversioned = _unversioned(source, operations, old, now, wanted)
     deleted = source.delta(begin_version=since.version, end_version=source.version).get_deleted_row_ids().read_all()
-    return Changes(since.version, changed, deleted.column(0).to_numpy())
+    return Changes(since.version, changed, deleted.column(0).to_numpy(), unversioned)
 
 
 def version_timestamp(dataset: lance.LanceDataset) -> int:
@@ -101,33 +115,73 @@ def version_timestamp(dataset: lance.LanceDataset) -> int:
     return _manifest_timestamp(_read_manifest(dataset))
 
 
-def _check_history(source: lance.LanceDataset, since: int) -> None:
-    """Refuse a history with a version after which row versions say nothing about the rows."""
-    versions = range(since + 1, source.version + 1)
+def _check_history(source: lance.LanceDataset, since: int) -> dict[int, str]:
+    """The operation behind every version; refuses a history after which row versions say nothing about the rows."""
+
+    def operation(handle: lance.LanceDataset, version: int) -> str:
+        commit = read_commit(handle, version)
+        if commit is None:
+            raise NotComparable(
+                f"the history of the source between versions {since} and {source.version} was cleaned up"
+            )
+        if commit.operation in _BREAKING:
+            raise NotComparable(_BREAKING[commit.operation].format(version=version))
+        return commit.operation
+
+    return _each_version(source, range(since + 1, source.version + 1), operation)
+
+
+def _unversioned(
+    source: lance.LanceDataset,
+    operations: Mapping[int, str],
+    old: Mapping[int, frozenset[str]],
+    now: Mapping[int, frozenset[str]],
+    wanted: set[int],
+) -> tuple[int, ...]:
+    """Fragments whose values were updated in place by a commit that did not say which rows it touched.
+
+    Lance then leaves the versions of all their rows as they were. ``update_columns`` without offsets does that.
+    """
+    updates = [version for version, operation in operations.items() if operation == "Update"]
+    commits = _each_version(source, updates, lambda handle, version: handle.read_transaction(version).operation)
+    known, found = dict(old), set()
+    for version in updates:
+        update = commits[version]
+        said = update.updated_fragment_offsets or {}
+        for fragment in update.updated_fragments:
+            files = _files(fragment.files, wanted)
+            # A compaction after ``old`` makes fragments whose files are not known before they are updated.
+            before = known.get(fragment.id, frozenset() if wanted.intersection(update.fields_modified) else files)
+            known[fragment.id] = files
+            if files == before or fragment.id in said:
+                continue
+            if fragment.id in now:
+                found.add(fragment.id)
+            elif any(later > version and operations[later] == "Rewrite" for later in operations):
+                raise NotComparable(
+                    f"version {version} of the source updated rows without saying which, and they were moved since"
+                )
+    return tuple(sorted(found))
+
+
+def _each_version(
+    source: lance.LanceDataset, versions: Sequence[int], read: Callable[[lance.LanceDataset, int], _T]
+) -> dict[int, _T]:
+    """What ``read`` finds of every version: one small file each, a round trip each on object stores."""
     readers = min(16, max(1, len(versions) // 8))
-    # One small file per version, a round trip each on object stores. A dataset handle reads one at a time.
+    # A dataset handle reads one at a time.
     handles = [source.checkout_version(source.version) for _ in range(readers)]
 
-    def reasons(reader: int) -> Iterator[str]:
-        for version in versions[reader::readers]:
-            commit = read_commit(handles[reader], version)
-            if commit is None:
-                yield f"the history of the source between versions {since} and {source.version} was cleaned up"
-                return
-            sentence = _BREAKING.get(commit.operation)
-            if sentence:
-                yield sentence.format(version=version)
-                return
+    def some(reader: int) -> list[tuple[int, _T]]:
+        return [(version, read(handles[reader], version)) for version in versions[reader::readers]]
 
     with ThreadPoolExecutor(max_workers=readers) as pool:
-        found = list(pool.map(lambda reader: next(reasons(reader), None), range(readers)))
-    reason = next(filter(None, found), None)
-    if reason is not None:
-        raise NotComparable(reason)
+        return dict(sorted(pair for pairs in pool.map(some, range(readers)) for pair in pairs))
 
 
-def _files(fragment: lance.LanceFragment, fields: set[int]) -> frozenset[str]:
-    return frozenset(file.path for file in fragment.data_files() if fields.intersection(file.fields))
+def _files(files: Iterable[Any], fields: set[int]) -> frozenset[str]:
+    """The paths of those data files that hold one of ``fields``."""
+    return frozenset(file.path for file in files if fields.intersection(file.fields))
 
 
 def _read_manifest(dataset: lance.LanceDataset) -> bytes:

@@ -75,6 +75,36 @@ def test_rows_enter_and_leave_through_the_where_clause(world: World) -> None:
     assert [row[0] for row in world.rows("high")] == sorted([1, *range(11, 19)], key=lambda n: repr((n,)))
 
 
+def test_values_that_were_updated_in_place_are_followed(world: World) -> None:
+    world.refresh("view")
+    world.update_in_place("people", "text", "said", 1, rows=2, offsets=True)
+    said = world.refresh("view")
+    assert (said["mode"], said["rows_written"], said["rows_deleted"]) == ("incremental", 1, 1)
+    assert world.rows("view") == expected(world)
+
+    world.update_in_place("people", "text", "unsaid", 2, rows=2, offsets=False)
+    world.append("people", people([30, 31]))
+    unsaid = world.refresh("view")
+    # Nothing tells which rows of the fragment were updated: both that the view has count.
+    assert (unsaid["mode"], unsaid["rows_written"], unsaid["rows_deleted"]) == ("incremental", 3, 2)
+    assert world.rows("view") == expected(world)
+    assert world.refresh("view")["mode"] == "no_op"
+
+
+@pytest.mark.parametrize("compacted_before", [True, False])
+def test_values_that_were_updated_in_place_are_not_lost_to_a_compaction(world: World, compacted_before: bool) -> None:
+    world.refresh("view")
+    if compacted_before:
+        world.open("people").optimize.compact_files()
+    world.update_in_place("people", "text", "unsaid", 0, rows=3, offsets=False)
+    if not compacted_before:
+        world.open("people").optimize.compact_files()
+    result = world.refresh("view")
+    assert result["mode"] == ("incremental" if compacted_before else "rebuild")
+    assert "without saying which" in result.get("reason", "without saying which")
+    assert world.rows("view") == expected(world)
+
+
 def _recreated(world: World) -> None:
     shutil.rmtree(world.path("people"))
     world.table("people", people(range(3)))

@@ -94,6 +94,12 @@ class History:
         chosen = self.random.sample(fragments, self.random.randint(0, len(fragments)))
         replace_column(source, "note", {part: self.notes(part.physical_rows) for part in chosen})
 
+    def update_in_place(self) -> None:
+        fragments = self.source.get_fragments()
+        if fragments:
+            chosen, rows = self.random.randrange(len(fragments)), self.random.randint(1, 3)
+            self.world.update_in_place("people", "text", f"p{self.random.random()}", chosen, rows=rows, offsets=True)
+
     def notes(self, count: int) -> pa.Array:
         return pa.array(self.random.choices([None, *range(10)], k=count), pa.int64())
 
@@ -115,7 +121,11 @@ class History:
 
     def step(self) -> None:
         changes = [self.append] * 3 + [self.update_values, self.update_membership, self.delete, self.compact] * 2
-        changes += [self.backfill_read] * 3 + [self.merge_insert, self.backfill_unread, self.drop_unread]
+        changes += [self.backfill_read, self.update_in_place] * 2 + [
+            self.merge_insert,
+            self.backfill_unread,
+            self.drop_unread,
+        ]
         changes += [self.restore, self.index, self.overwrite]
         for change in self.random.choices(changes, k=self.random.randint(1, 3)):
             self.log.append(change.__name__)

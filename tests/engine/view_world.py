@@ -50,6 +50,24 @@ class World:
     def append(self, name: str, data: pa.Table) -> None:
         lance.write_dataset(data, self.path(name), mode="append", max_rows_per_file=4)
 
+    def update_in_place(self, name: str, column: str, value: str, fragment: int, *, rows: int, offsets: bool) -> None:
+        """New values for the first rows of a fragment, as ``update_columns`` writes them: the fragment stays.
+
+        Without ``offsets`` the commit does not say which rows it touched, and Lance leaves their versions as they were.
+        """
+        source = self.open(name)
+        part = source.get_fragments()[fragment]
+        ids = part.to_table(columns=["_rowid"]).slice(0, rows)
+        new = ids.append_column(column, pa.array([value] * len(ids)))
+        updated, fields, *which = part.update_columns(new, left_on="_rowid", with_offsets=offsets)
+        operation = lance.LanceOperation.Update(
+            updated_fragments=[updated],
+            fields_modified=fields,
+            update_mode="rewrite_columns",
+            updated_fragment_offsets={part.fragment_id: which[0]} if which else None,
+        )
+        lance.LanceDataset.commit(self.path(name), operation, read_version=source.version)
+
     def view(self, name: str, query: str = "", **request: Any) -> ViewDefinition:
         body = {"query": query, **request} if query else request
         _, definition = create_view(self.path(name), ViewDefinition.from_request(body), self.open)
