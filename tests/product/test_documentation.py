@@ -1,17 +1,21 @@
 """The documentation: it builds without a warning, its links lead somewhere, and it says what the code has.
 
 Each operator, sensor and trigger has a page whose table has its arguments, their defaults and whether they are
-templated; each error message that is quoted is a text of the source; each example runs.
+templated; each error message that is quoted is a text of the source; each example runs. Commands are ones the command
+line takes, configurations ones the server reads, and every option, metric and extra is on a page.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from html import unescape
@@ -19,11 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from airflow_provider_lance.configuration import OPTIONS
+from airflow_provider_lance.engine.main import _parser as engine_parser
 from airflow_provider_lance.get_provider_info import get_provider_info
 from airflow_provider_lance.namespace.cli import _parser
-from airflow_provider_lance.namespace.config import Cluster, Environment, Limits
+from airflow_provider_lance.namespace.config import Cluster, Environment, Limits, ServerConfig
+from airflow_provider_lance.namespace.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -139,7 +146,7 @@ def test_each_page_has_a_short_example_its_result_and_its_errors(classes: list[d
 
 def test_examples_that_need_no_server_run(provider: Any) -> None:
     pages = [page for kind in ("operators", "sensors", "triggers") for page in sorted((DOCS / kind).glob("*.md"))]
-    pages += [DOCS / "assets.md", DOCS / "udfs.md", DOCS / "views.md"]
+    pages += [DOCS / "assets.md", DOCS / "start.md", DOCS / "udfs.md", DOCS / "views.md", ROOT / "README.md"]
     examples = [{"page": str(page.relative_to(ROOT)), "code": code} for page in pages for code in python_blocks(page)]
     assert len(examples) > 20
     provider("run", given=json.dumps(examples))
@@ -174,6 +181,71 @@ def test_the_server_page_names_every_option_and_every_key_of_its_file() -> None:
     for kind in (Cluster, Environment, Limits):
         for key in kind.__dataclass_fields__:
             assert f"`{key}`" in text, f"{kind.__name__}.{key}"
+
+
+def test_every_option_of_every_command_is_on_a_page() -> None:
+    server, listed = (DOCS / "server.md").read_text(), (DOCS / "commands.md").read_text()
+    seen = set()
+    for words, action in commands(_parser()):
+        text = server if words == "serve" else listed
+        assert f"airflow-lance {words.partition(' ')[0]}".strip() in text, words
+        assert action.help, f"airflow-lance {words} {action.dest} has no help"
+        for option in set(action.option_strings) - {"-h", "--help"}:
+            seen.add(option)
+            assert option in text, f"airflow-lance {words} {option}"
+    assert {"--root", "--scopes", "--limit", "--attempt"} <= seen
+    for _, action in commands(engine_parser()):
+        for option in set(action.option_strings) - {"-h", "--help"}:
+            assert f"`{option}`" in listed, f"engine {option}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_commands_in_the_pages_are_ones_the_command_line_takes(page: Path) -> None:
+    for command in shell_commands(page.read_text()):
+        try:
+            _parser().parse_args(command)
+        except SystemExit:
+            raise AssertionError(f"{page.name}: airflow-lance {shlex.join(command)}") from None
+
+
+def test_there_are_commands_to_check() -> None:
+    assert sum(len(list(shell_commands(page.read_text()))) for page in PAGES) > 8
+
+
+def test_every_metric_is_on_the_page_of_metrics() -> None:
+    metrics = Metrics()
+    metrics.observe("describe_table", 200, 0.1)
+    text = (DOCS / "metrics.md").read_text()
+    names = re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render({"DONE": 1}, 0), re.MULTILINE)
+    assert len(names) == 5
+    for name, kind in names:
+        assert f"| `{name}` | {kind} |" in text, name
+    for name in re.findall(r"\blance_[a-z_]+", "".join(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))):
+        assert name in dict(names), name
+
+
+def test_every_extra_is_on_the_page_of_installing() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = (DOCS / "install.md").read_text()
+    for extra in set(extras) - {"dev", "bench"}:
+        assert f"`{extra}`" in text, extra
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_NAMES)
+def test_configurations_in_the_pages_can_be_read(page: Path) -> None:
+    text = page.read_text()
+    for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+        variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", block), "value")
+        ServerConfig.from_dict(tomllib.loads(block), variables)
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        assert yaml.safe_load(block)
+
+
+def test_readme_and_home_lead_to_every_page() -> None:
+    for page in DOCS.glob("*.md"):
+        if page.name != "index.md":
+            assert f"](docs/{page.name})" in (ROOT / "README.md").read_text(), page.name
+            assert f"]({page.name})" in (DOCS / "index.md").read_text(), page.name
 
 
 def test_every_environment_variable_in_the_pages_is_read_somewhere() -> None:
@@ -212,6 +284,29 @@ def tables(text: str) -> Iterator[list[list[str]]]:
 def python_blocks(page: Path) -> list[str]:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     return [block for block in blocks if not block.startswith("--8<--")]
+
+
+def commands(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, argparse.Action]]:
+    """Every argument of every command: ``("serve", --root)``, ``("keys create", --name)``."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, found in action.choices.items():
+                yield from commands(found, f"{words} {name}".strip())
+        else:
+            yield words, action
+
+
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """The arguments of ``airflow-lance`` in blocks and, where they have options, in the text."""
+    blocks = "\n".join(re.findall(r"```(?:bash|ini)\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    lines = re.findall(r"^(?:ExecStart=\S*/)?airflow-lance (.+)$", blocks, re.MULTILINE)
+    lines += [found[2].removeprefix("airflow-lance ") for found in CODE.finditer(text) if is_command(found[2])]
+    for line in lines:
+        yield shlex.split(line.partition(" | ")[0], comments=True)
+
+
+def is_command(code: str) -> bool:
+    return code.startswith(("airflow-lance serve --", "airflow-lance keys create --", "airflow-lance jobs show "))
 
 
 def quoted_messages(text: str) -> Iterator[str]:

@@ -158,9 +158,9 @@ function average(job) {
 function chart(samples, job) {
   const [area, curve] = element("chart").querySelectorAll("path");
   const highest = Math.max(0, ...samples.map(([, , rate]) => rate));
-  if (samples.length < 2 || highest === 0) { // too short for a driver to report a speed
-    area.setAttribute("d", "");
-    curve.setAttribute("d", "");
+  const drawn = samples.length > 1 && highest > 0; // else too short for a driver to report a speed
+  element("chart").style.display = drawn ? "" : "none";
+  if (!drawn) {
     element("chart-words").textContent = highest ? `${short.format(highest)} rows/s` : average(job);
     return;
   }
