@@ -14,6 +14,8 @@ class _XComLink(BaseOperatorLink):
     """A link whose URL the operator pushed as soon as it knew it."""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        if not getattr(operator, "has_job", True):
+            return ""  # a look that finds nothing would stand in the task's log as an error of its own
         return XCom.get_value(key=self.xcom_key, ti_key=ti_key) or ""
 
     def push(self, context: Any, url: str | None) -> None:

@@ -108,6 +108,11 @@ class LanceJobOperator(LanceBaseOperator):
         self._submitted: Submitted | None = None
         self._killed = False
 
+    @property
+    def has_job(self) -> bool:
+        """Whether there is a job to link to: none before the submit was accepted."""
+        return self._submitted is not None
+
     # What a subclass says
 
     def request(self) -> dict[str, Any]:

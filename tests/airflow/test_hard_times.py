@@ -232,6 +232,21 @@ class TestSensors:
             LanceJobSensor(task_id="wait", job_id="None").execute(run_context())
 
 
+def test_a_refused_submit_looks_for_no_link(lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch):
+    from airflow_provider_lance.links import job as links
+
+    monkeypatch.setattr(links.XCom, "get_value", lambda **_: "http://pushed")
+    task, key = backfill(deferrable=True), SimpleNamespace()
+    lance_connection.broken = [500] * 3
+    with pytest.raises(AirflowException):
+        task.execute(run_context())
+    assert links.LanceJobLink().get_link(task, ti_key=key) == ""
+    lance_connection.broken = []
+    with pytest.raises(TaskDeferred):
+        task.execute(run_context())
+    assert links.LanceJobLink().get_link(task, ti_key=key) == "http://pushed"
+
+
 def test_a_link_is_quoted_and_properties_are_not_shown(lance_connection: JobsServer, airflow_home: Path):
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
