@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ _ADVICE = {
 }
 _MISSING = frozenset({1, 4, 6, 8, 10, 11, 12, 22})
 _MOST_TEXT = 2000
+_PHRASES = frozenset(status.phrase for status in HTTPStatus)
 _HTML_PAGE = "an HTML page: "
 _ROUTERS_WORDS = {"", "not found", "page not found", "error not found", "http not found", "route not found"}
 
@@ -159,9 +161,8 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
     if route_missing:
         said = "the server has no such route" + (f" ({said})" if said and not bare else "")
     message = f"{operation.name} {target} failed with HTTP {status} ({name}): {said or 'the server gave no reason'}"
-    trace = ", ".join(
-        f"{label} {value}" for label, value in (("instance", instance), ("request id", request_id)) if value
-    )
+    labels = (("instance", instance), ("request id", request_id if request_id != instance else None))
+    trace = ", ".join(f"{label} {value}" for label, value in labels if value)
     if trace:
         message += f" [{trace}]"
     if code in _ADVICE:
@@ -261,10 +262,12 @@ def _read_body(body: dict[str, Any] | None) -> tuple[int | None, str, str | None
         text = sentence.strip() if isinstance(sentence, str) else ""
         if text and not any(text in other for other in texts):
             texts.append(text)
+    if len(texts) > 1:  # a title that only repeats the status says nothing more
+        texts = [text for text in texts if text not in _PHRASES] or texts[:1]
     instance = body.get("instance")
     generation_known = code is not None or "error" in body or ("type" in body and "detail" in body)
     lance_code = code if code is not None and not 400 <= code <= 600 else None
-    said = ": ".join(texts)[:_MOST_TEXT]
+    said = ": ".join([*(text.rstrip(".") for text in texts[:-1]), *texts[-1:]])[:_MOST_TEXT]
     return lance_code, said, instance if isinstance(instance, str) and instance else None, generation_known
 
 

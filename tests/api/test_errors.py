@@ -90,6 +90,16 @@ def test_the_right_class(name: str, response: httpx.Response, expected: type) ->
     assert isinstance(read(name, response), expected)
 
 
+def test_the_sentence_says_everything_once() -> None:
+    body = {"code": 4, "error": "There is no table t.", "type": "/errors/x", "title": "Not Found", "instance": "X"}
+    response = httpx.Response(404, json=body, headers={"x-request-id": "X"})
+    said = "describe_table 'a$b' failed with HTTP 404 (TableNotFound): There is no table t. [instance X]"
+    assert str(read("describe_table", response)) == said
+    two = httpx.Response(409, json={"code": 14, "error": "It is held.", "detail": "By job j."})
+    assert "It is held: By job j." in str(read("create_table", two))
+    assert "Not Found" in str(read("describe_table", httpx.Response(404, json={"title": "Not Found"})))
+
+
 def test_the_sentence_names_operation_object_status_words_and_traces() -> None:
     response = httpx.Response(
         409,
