@@ -204,7 +204,8 @@ class Executions:
                     jobs.c.attempt == attempt,
                     jobs.c.claim_hash == hash_token(token),
                 )
-                .values(lease_until_ms=lease_until)
+                # A driver that was started again with its claim counts its reports from the beginning.
+                .values(lease_until_ms=lease_until, last_seq=-1)
             ).rowcount
         if again:
             return Claim(token, lease_until, spec)
@@ -232,7 +233,7 @@ class Executions:
         if row.stage != Stage.CLAIMED.value:
             raise conflict(f"The claim on job {job_id} was lost: stop without another commit.", job_id)
         cancel = row.cancel_requested_ms is not None
-        if seq <= row.last_seq:
+        if seq <= row.last_seq and ending is None:  # an end that was heard before would have ended the job
             return Reported(row.lease_until_ms, cancel, row.storage_expires_ms)
         now = now_ms()
         lease_until = now + int(self.timings.lease * 1000)
@@ -240,10 +241,11 @@ class Executions:
             jobs.c.job_id == job_id,
             jobs.c.stage == Stage.CLAIMED.value,
             jobs.c.claim_hash == claim_hash,
-            jobs.c.last_seq < seq,
         ]
+        if ending is None:
+            held.append(jobs.c.last_seq < seq)
         figures = read_progress(progress)
-        values: dict[str, Any] = {"last_seq": seq, "lease_until_ms": lease_until}
+        values: dict[str, Any] = {"last_seq": max(seq, row.last_seq), "lease_until_ms": lease_until}
         if figures is not None:
             values |= {"progress": figures.to_dict(), "samples": sampled(row.samples, row.created_ms, now, figures)}
         try:
@@ -299,7 +301,7 @@ class Executions:
         """Jobs whose driver must be given up: a lease or a launch deadline has passed, and so has our own start's
         grace (after an outage every lease looks dead until its driver has had the time to report)."""
         now = now_ms()
-        if now < started_ms + int(self.timings.start_grace * 1000):
+        if self.timings.in_grace(started_ms, now):
             return []
         query = select(jobs).where(
             jobs.c.state.in_(LIVE),

@@ -28,6 +28,8 @@ from airflow_provider_lance.private_files import write_private
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DRIVER_VARIABLES = ("spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv.")
+# The server's own secrets: a driver runs its users' functions, and reaches us by the token in its file.
+_NOT_FOR_DRIVERS = frozenset({"LANCE_REGISTRY", "LANCE_API_KEY", "LANCE_BEARER_TOKEN"})
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -143,7 +145,9 @@ class Launcher:
         except JavaNotFoundError as error:
             raise LaunchError(str(error)) from None
         files = [] if cluster.driver_is_child else ["--files", str(token)]
-        return [cluster.spark_submit or program, "--properties-file", str(properties), *files, *rest]
+        # Without the second option a file of properties replaces the cluster's spark-defaults.conf.
+        settings = ["--properties-file", str(properties), "--load-spark-defaults"]
+        return [cluster.spark_submit or program, *settings, *files, *rest]
 
     def _conf(self, launch: Launch, cluster: Cluster, environment: Environment, token: Path) -> dict[str, str]:
         conf = {
@@ -161,7 +165,8 @@ class Launcher:
         return conf
 
     def _variables(self, cluster: Cluster, environment: Environment, token: Path) -> dict[str, str]:
-        variables = {**os.environ, **cluster.env, **environment.env, TOKEN_FILE_VARIABLE: str(token)}
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_DRIVERS}
+        variables = {**inherited, **cluster.env, **environment.env, TOKEN_FILE_VARIABLE: str(token)}
         # A driver run from a source tree finds this very package, not another installed one.
         paths = [str(_PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
         variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

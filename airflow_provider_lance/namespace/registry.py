@@ -53,6 +53,10 @@ class Timings:
     relaunch_pause: float = 2.0
     attempts: int = 3
 
+    def in_grace(self, started_ms: int, now: int) -> bool:
+        """Whether a server that started then must still take every lease for alive: nobody could renew one before."""
+        return now < started_ms + int(self.start_grace * 1000)
+
 
 @dataclass(frozen=True)
 class NewJob:
@@ -238,8 +242,11 @@ class Registry:
                 add_event(connection, job_id, JobState.RUNNING, f"Cancel requested: {reason}", at_ms=now)
             return bool(told)
 
-    def nobody_waits(self, now: int) -> list[str]:
-        """Live jobs whose waiter's lease has ended."""
+    def nobody_waits(self, started_ms: int, now: int) -> list[str]:
+        """Live jobs whose waiter's lease has ended: not while the server's start is so near that who waits had no time
+        to ask again."""
+        if self.timings.in_grace(started_ms, now):
+            return []
         with self.database.reading() as connection:
             query = select(jobs.c.job_id).where(
                 jobs.c.state.in_(LIVE), jobs.c.waiter_until_ms < now, jobs.c.cancel_requested_ms.is_(None)

@@ -101,7 +101,7 @@ class Supervisor:
 
     def _end_unwanted(self) -> None:
         now = now_ms()
-        for job_id in self.registry.nobody_waits(now):
+        for job_id in self.registry.nobody_waits(self._started_ms, now):
             self.registry.cancel(job_id, NOBODY_WAITS, only_if=jobs.c.waiter_until_ms < now)
 
     def _launch_waiting(self) -> None:
@@ -130,14 +130,21 @@ class Supervisor:
         try:
             driver = self.launcher.start(launch)
         except (LaunchError, ConfigError) as error:
-            log.error("Job %s cannot be launched: %s", launch.job_id, error)
-            row = self.registry.get(launch.job_id)
-            if row is not None and row.attempt == launch.attempt:
-                self.executions.driver_died(row, str(error), final=True)
+            self._not_launched(launch, str(error), final=True)
+            return
+        except Exception as error:  # a full disk, say: the next attempt may find it otherwise, and so may the next job
+            log.exception("Attempt %d of job %s cannot be launched", launch.attempt, launch.job_id)
+            self._not_launched(launch, f"The driver cannot be started: {error or type(error).__name__}.", final=False)
             return
         self._drivers[launch.job_id, launch.attempt] = driver
         self.executions.started(launch, driver.group.to_dict())
         log.info("Launched attempt %d of job %s (process %d)", launch.attempt, launch.job_id, driver.group.pid)
+
+    def _not_launched(self, launch: Launch, why: str, *, final: bool) -> None:
+        log.error("Job %s cannot be launched: %s", launch.job_id, why)
+        row = self.registry.get(launch.job_id)
+        if row is not None and row.attempt == launch.attempt:
+            self.executions.driver_died(row, why, final=final)
 
     def _watch_drivers(self) -> None:
         """Drivers that exited without a result, jobs that ended while their driver goes on, logs that grow."""

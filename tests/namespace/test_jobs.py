@@ -20,6 +20,7 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.namespace.database import now_ms
 from airflow_provider_lance.namespace.executions import Launch
 from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.launcher import Driver
@@ -247,6 +248,25 @@ class TestClaimAndReport:
         events = pa.ipc.open_stream(service.query_job_events({"job_id": job_id})).read_all()["message"].to_pylist()
         assert events.count("once") == 1
 
+    def test_a_driver_started_again_with_its_claim_is_heard(self, service: JobsService) -> None:
+        job_id = service.submit(submission())
+        started = launch(service, job_id)
+        request = {"job_id": job_id, "attempt": 1, "launch_token": started.token}
+        report = {"job_id": job_id, "claim_token": service.claim_job(request)["claim_token"]}
+        for seq in range(1, 6):
+            service.report_job({**report, "seq": seq, "progress": {"rows_done": 100 + seq}})
+        service.claim_job(request)
+        service.report_job({**report, "seq": 1, "progress": {"rows_done": 7}})
+        assert service.describe_job({"job_id": job_id})["progress"]["rows_done"] == 7
+        assert service.report_job({**report, "seq": 2, "terminal": DONE})["state"] == "DONE"
+
+    def test_an_end_is_an_end_whatever_its_number(self, service: JobsService) -> None:
+        job_id = service.submit(submission())
+        report = claimed(service, job_id)
+        service.report_job({**report, "seq": 5})
+        assert service.report_job({**report, "seq": 1, "terminal": DONE})["state"] == "DONE"
+        assert state(service, job_id) == "DONE"
+
     def test_a_terminal_replay_returns_the_stored_result(self, service: JobsService) -> None:
         job_id = service.submit(submission())
         report = claimed(service, job_id)
@@ -425,7 +445,41 @@ class TestDriversThatWereFaster:
         assert row.stage == Stage.WAITING.value
 
 
+class TestDriversThatCannotStart:
+    def test_a_full_disk_fails_the_attempt_and_not_the_round(
+        self, service: JobsService, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(launch: Launch) -> Driver:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(service.launcher, "start", start)
+        ids = [service.submit(submission(column)) for column in ("a", "b")]
+        for _ in range(QUICK.attempts):
+            service.supervisor.round()
+            time.sleep(QUICK.relaunch_pause * QUICK.attempts)
+        for job_id in ids:
+            body = service.describe_job({"job_id": job_id})
+            assert (body["job_state"], body["attempt"]) == ("FAILED", QUICK.attempts)
+            assert "No space left" in body["failure"]["message"]
+            assert body["failure"]["retryable"]
+
+
 class TestWaitersLease:
+    @pytest.fixture(autouse=True)
+    def long_since_started(self, service: JobsService) -> None:
+        service.supervisor._started_ms = 0
+
+    def test_after_an_outage_whoever_waits_has_the_time_to_ask_again(self, service: JobsService) -> None:
+        job_id = service.submit(submission(cluster="external", context={"lease-seconds": "1"}))
+        time.sleep(1.1)
+        service.supervisor._started_ms = now_ms()
+        service.supervisor.round()
+        assert state(service, job_id) == "QUEUED"  # and with this question its lease is a new one
+        service.supervisor._started_ms -= int(QUICK.start_grace * 1000)
+        time.sleep(1.1)
+        service.supervisor.round()
+        assert state(service, job_id) == "CANCELLED"
+
     def test_a_job_nobody_asks_for_is_cancelled(self, service: JobsService) -> None:
         job_id = service.submit(submission(cluster="external", context={"lease-seconds": "1"}))
         service.supervisor.round()

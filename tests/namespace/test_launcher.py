@@ -73,7 +73,11 @@ def test_mistakes_in_it_are_named(tmp_path: Path, text: str, words: str) -> None
         ServerConfig.load(tmp_path / "server.toml", {})
 
 
-def test_a_cluster_driver_is_started_without_a_secret_on_its_command_line(tmp_path: Path) -> None:
+def test_a_cluster_driver_is_started_without_a_secret_on_its_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANCE_REGISTRY", "postgresql://lance:of-the-server@db/jobs")
+    monkeypatch.setenv("LANCE_API_KEY", "key-of-the-server")
     (tmp_path / "server.toml").write_text(CLUSTERS)
     recorder = tmp_path / "spark-submit"
     recorder.write_text(f'#!/bin/sh\nprintf \'%s\\n\' "$0" "$@" > {tmp_path}/command\nenv > {tmp_path}/env\n')
@@ -103,6 +107,8 @@ def test_a_cluster_driver_is_started_without_a_secret_on_its_command_line(tmp_pa
     assert "spark.executorEnv.HF_HOME=/models" in lines
     assert "HADOOP_CONF_DIR=/etc/hadoop" in variables
     assert "HF_HOME=/models" in variables
+    assert "of-the-server" not in "".join(variables)
+    assert "--load-spark-defaults" in command[: command.index(APPLICATION)]
     assert launcher.end("job-1", 2, driver)
     assert not properties.exists()
 
