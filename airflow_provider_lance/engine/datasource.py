@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.select_statement import quote
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.worker import settle
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
 
 # Rows per Arrow batch on the way into the JVM; Spark's default of 10,000 spends its time on batch borders.
 BATCH_ROWS = 65_536
+_WAY_OUT = "Cast it in a view of that table alone, which Lance computes, and let this view read that one."
 _COMPARISONS = {
     "EqualTo": "=",
     "GreaterThan": ">",
@@ -80,13 +83,24 @@ def spark_table(session: SparkSession, source: LanceSource) -> DataFrame:
             return name
 
     session.dataSource.register(Registered)
-    return session.read.format(name).schema(_spark_struct(source)).load()
+    return session.read.format(name).schema(spark_struct(source.schema)).load()
 
 
-def _spark_struct(source: LanceSource) -> Any:
+def spark_struct(schema: pa.Schema) -> StructType:
+    """The Spark types of a table's columns; JobError names the one that has none."""
+    from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
 
-    return from_arrow_schema(spark_schema(source.schema))
+    fields = []
+    for field in schema:
+        one = spark_schema([field])
+        try:
+            # Spark 4.0 would make instants of timestamps without a time zone.
+            fields += from_arrow_schema(one, prefer_timestamp_ntz=True).fields
+        except PySparkException as error:
+            raise JobError("plan", f"Spark has no type for column {field.name} ({field.type}). {_WAY_OUT}") from error
+    return StructType(fields)
 
 
 class LanceTable(DataSource):
@@ -94,8 +108,8 @@ class LanceTable(DataSource):
 
     lance_source: LanceSource
 
-    def schema(self) -> Any:
-        return _spark_struct(self.lance_source)
+    def schema(self) -> StructType:
+        return spark_struct(self.lance_source.schema)
 
     def reader(self, schema: Any) -> LanceReader:
         return LanceReader(self.lance_source)
@@ -138,18 +152,27 @@ class LanceReader(DataSourceReader):
             blob_handling="all_binary",
         ).to_batches()
         for batch in batches:
-            yield batch if same else batch.cast(schema)
+            yield batch if same else _cast(batch, schema)
 
 
-def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """The nearest schema that Spark can hold."""
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    try:
+        return batch.cast(schema)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"Spark cannot hold what a column has: {error}. {_WAY_OUT}") from None
+
+
+def spark_schema(schema: Iterable[pa.Field]) -> pa.Schema:
+    """The nearest fields that Spark can hold."""
     import pyarrow as pa
 
     return pa.schema([pa.field(field.name, spark_type(field.type), field.nullable) for field in schema])
 
 
 def spark_type(kind: pa.DataType) -> pa.DataType:
-    """Spark has no unsigned 64-bit integers, no fixed-size lists, no half floats and no nanoseconds."""
+    """Spark has no unsigned integers, no fixed-size lists, no half floats; one unit for each kind of time, and UTC."""
     import pyarrow as pa
 
     types = pa.types
@@ -169,8 +192,16 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if types.is_large_string(kind) or types.is_dictionary(kind):
         return pa.string() if not types.is_dictionary(kind) else spark_type(kind.value_type)
+    if types.is_decimal256(kind) and kind.precision <= 38:
+        return pa.decimal128(kind.precision, kind.scale)
     if types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_time(kind):
+        return pa.time64("ns")
+    if types.is_date(kind):
+        return pa.date32()
     if types.is_struct(kind):
         return pa.struct([pa.field(child.name, spark_type(child.type), child.nullable) for child in kind])
     return kind

@@ -255,6 +255,7 @@ def write_task(task: ScanTask, producer: Producer, target: Target, figures: Task
     failed_before = figures.failed
 
     failure: list[Exception] = []
+    decimals = _decimal_columns(target.schema)
 
     def counted() -> Iterator[pa.RecordBatch]:
         try:
@@ -262,7 +263,8 @@ def write_task(task: ScanTask, producer: Producer, target: Target, figures: Task
                 figures.rows += batch.num_rows
                 figures.bytes_written += batch.nbytes
                 if batch.num_rows:
-                    yield batch if batch.schema.equals(target.schema) else _conform(batch, target.schema)
+                    whole = batch if batch.schema.equals(target.schema) else _conform(batch, target.schema)
+                    yield _aligned(whole, decimals) if decimals else whole
         except Exception as error:
             failure.append(error)
             raise
@@ -317,6 +319,27 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     columns = [batch.column(field.name).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _decimal_columns(schema: pa.Schema) -> list[int]:
+    """Where decimals are, also those inside lists and structs."""
+    import pyarrow as pa
+
+    def holds(kind: pa.DataType) -> bool:
+        return pa.types.is_decimal(kind) or any(holds(kind.field(at).type) for at in range(kind.num_fields))
+
+    return [index for index, field in enumerate(schema) if holds(field.type)]
+
+
+def _aligned(batch: pa.RecordBatch, decimals: Sequence[int]) -> pa.RecordBatch:
+    """The batch with its decimals at addresses Lance can read: it wants 16 bytes, and the JVM aligns to 8."""
+    import pyarrow as pa
+
+    for index in decimals:
+        column = batch.column(index)
+        if any(buffer is not None and buffer.address % 16 for buffer in column.buffers()):
+            batch = batch.set_column(index, batch.schema.field(index), pa.concat_arrays([column]))  # which copies
+    return batch
 
 
 def _slices(tasks: Sequence[ScanTask], count: int) -> list[list[ScanTask]]:

@@ -8,18 +8,25 @@ Expressions are never interpreted here: whoever runs them validates them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-_TOKEN = re.compile(
-    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
-      | (?P<string>'(?:[^']|'')*')
-      | (?P<quoted>`(?:[^`]|``)*`|"(?:[^"]|"")*")
-      | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)
-      | (?P<word>[^\W\d]\w*)
-      | (?P<symbol>::|<>|!=|<=|>=|\|\||.)""",
-    re.VERBOSE | re.DOTALL,
-)
+
+def _tokens(string: str, quoted: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
+          | (?P<string>{string})
+          | (?P<quoted>`(?:[^`]|``)*`|{quoted})
+          | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)
+          | (?P<word>[^\W\d]\w*)
+          | (?P<symbol>::|<>|!=|<=|>=|\|\||.)""",
+        re.VERBOSE | re.DOTALL,
+    )
+
+
+_TOKEN = _tokens(r"'(?:[^']|'')*'", r'"(?:[^"]|"")*"')
+# In Spark's strings a backslash escapes the quote that follows it, unless an ``r`` stands before the string.
+_SPARK_TOKEN = _tokens(r"""[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|''|\\.)*'""", r'"(?:[^"\\]|""|\\.)*"')
 _PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 # Words that cannot be a bare output name or alias; a name among them is written in backticks.
 _RESERVED = frozenset(
@@ -32,6 +39,10 @@ _RESERVED = frozenset(
 _OUTSIDE_SIMPLE = frozenset(
     """join group having order union intersect except window qualify fetch offset cluster distribute sort
     lateral""".split()  # noqa: SIM905
+)
+# ``interval '1' day`` has no alias.
+_INTERVAL_UNIT = re.compile(
+    r"(century|centuries|decade|year|quarter|month|week|day|hour|minute|(milli|micro|nano)?second)s?\Z", re.IGNORECASE
 )
 _ENDS_FROM = frozenset(["select", "where", "group", "having", "order", "limit", "union", "except", "intersect"])
 
@@ -104,16 +115,19 @@ class SimpleSelect:
 
 def quote(name: str) -> str:
     """An identifier as SQL; quoted unless it is a plain lower-case word (LanceDB refuses others unquoted)."""
-    if _PLAIN_NAME.match(name) and name not in _RESERVED:
+    if _PLAIN_NAME.match(name) and name not in _RESERVED and name not in _OUTSIDE_SIMPLE:
         return name
     return "`" + name.replace("`", "``") + "`"
 
 
-def tokenize(sql: str) -> list[Token]:
-    """The meaningful tokens of ``sql``; comments and space are dropped, and so is one trailing semicolon."""
+def tokenize(sql: str, *, spark: bool = False) -> list[Token]:
+    """The meaningful tokens of ``sql``; comments and space are dropped, and so is one trailing semicolon.
+
+    The two grammars differ in their strings: ``spark`` says whose they are.
+    """
     tokens = [
         Token(match.lastgroup or "symbol", match.group(), match.start(), match.end())
-        for match in _TOKEN.finditer(sql)
+        for match in (_SPARK_TOKEN if spark else _TOKEN).finditer(sql)
         if match.lastgroup != "space"
     ]
     if tokens and tokens[-1].text == ";":
@@ -127,12 +141,15 @@ def tokenize(sql: str) -> list[Token]:
 
 def looks_like_sql(text: str) -> bool:
     """Whether ``text`` starts like a query; a client's opaque blob does not."""
-    try:
-        tokens = tokenize(text)
-    except SelectSyntaxError:
-        return False
-    leading = [token for token in tokens if token.text != "("]
-    return len(leading) > 1 and leading[0].keyword in ("select", "with") and any(t.keyword == "from" for t in leading)
+    for spark in (False, True):
+        try:
+            tokens = tokenize(text, spark=spark)
+        except SelectSyntaxError:
+            continue
+        words = [token.keyword for token in tokens if token.text != "("]
+        if words and words[0] in ("select", "with") and "from" in words:
+            return True
+    return False
 
 
 def parse_simple_select(sql: str) -> SimpleSelect | None:
@@ -140,7 +157,11 @@ def parse_simple_select(sql: str) -> SimpleSelect | None:
 
     Raises :class:`SelectSyntaxError` for one that is inside the grammar and wrong, such as an unnamed expression.
     """
-    tokens = tokenize(sql)
+    try:
+        tokens = tokenize(sql)
+    except SelectSyntaxError:
+        tokenize(sql, spark=True)  # which raises for a text that is wrong in both grammars
+        return None
     if not tokens or tokens[0].keyword != "select":
         return None
     clauses = _clauses(tokens)
@@ -160,14 +181,14 @@ def parse_simple_select(sql: str) -> SimpleSelect | None:
 
 def table_names(sql: str) -> tuple[tuple[str, ...], ...]:
     """Every table a query reads, each as its parts, in order of appearance, without common table expressions."""
-    tokens = tokenize(sql)
+    tokens = tokenize(sql, spark=True)
     found: list[tuple[str, ...]] = []
-    shadowed = set(_common_table_expressions(tokens))
+    bound = list(_common_table_expressions(tokens))
     for index in _table_positions(tokens):
         parts, after = _path(tokens, index)
         if not parts or (after < len(tokens) and tokens[after].text == "("):
             continue
-        if (len(parts) == 1 and parts[0].lower() in shadowed) or parts in found:
+        if _is_bound(parts, index, bound) or parts in found:
             continue
         found.append(parts)
     return tuple(found)
@@ -175,8 +196,8 @@ def table_names(sql: str) -> tuple[tuple[str, ...], ...]:
 
 def rename_tables(sql: str, names: Mapping[str, str]) -> str:
     """``sql`` with its tables (by dotted name) renamed; each keeps its old last part as alias, for ``people.id``."""
-    tokens = tokenize(sql)
-    shadowed = set(_common_table_expressions(tokens))
+    tokens = tokenize(sql, spark=True)
+    bound = list(_common_table_expressions(tokens))
     pieces: list[str] = []
     position = 0
     for index in _table_positions(tokens):
@@ -184,13 +205,45 @@ def rename_tables(sql: str, names: Mapping[str, str]) -> str:
         following = tokens[after] if after < len(tokens) else None
         if not parts or ".".join(parts) not in names or (following is not None and following.text == "("):
             continue
-        if len(parts) == 1 and parts[0].lower() in shadowed:
+        if _is_bound(parts, index, bound):
             continue
         aliased = following is not None and (following.keyword == "as" or following.is_name) and not _clause(following)
         alias = "" if aliased else " AS " + "`" + parts[-1].replace("`", "``") + "`"
         pieces += [sql[position : tokens[index].start], names[".".join(parts)], alias]
         position = tokens[after - 1].end
     return "".join([*pieces, sql[position:]])
+
+
+def output_names(sql: str) -> list[str]:
+    """The names of the columns a query for Spark yields, as far as its text tells: none for ``*`` and expressions."""
+    tokens = tokenize(sql, spark=True)
+    inside: list[Token] = []
+    depth = 0
+    opened = False
+    for index, token in enumerate(tokens):
+        depth += (token.text in "([{") - (token.text in ")]}") if token.kind == "symbol" else 0
+        word = token.keyword if depth == 0 else ""
+        if not opened:
+            opened = word == "select"
+        elif word in _ENDS_FROM or (word == "from" and not _compares(tokens, index)):
+            break
+        elif inside or word not in ("distinct", "all"):
+            inside.append(token)
+    names = []
+    for part in _split(inside, ","):
+        alias, body = _alias(part)
+        parts, after = _path(body, 0)
+        if alias is not None:
+            names.append(alias.name)
+        elif parts and after == len(body):
+            names.append(parts[-1])
+    return names
+
+
+def repeated_names(names: Iterable[str]) -> str:
+    """Those of ``names`` that occur more than once, as text; no table can have two, whatever their case."""
+    lower = [name.lower() for name in names]
+    return ", ".join(sorted({name for name in lower if lower.count(name) > 1}))
 
 
 def _clause(token: Token) -> bool:
@@ -235,12 +288,7 @@ def _item(tokens: Sequence[Token], sql: str) -> SelectItem:
         raise SelectSyntaxError("an empty column between two commas")
     if len(tokens) == 1 and tokens[0].text == "*":
         return SelectItem("*", "*")
-    alias: Token | None = None
-    body = tokens
-    if len(tokens) > 2 and tokens[-2].keyword == "as" and tokens[-1].kind in ("word", "quoted"):
-        alias, body = tokens[-1], tokens[:-2]
-    elif len(tokens) > 1 and tokens[-1].is_name and _ends_an_expression(tokens[-2]):
-        alias, body = tokens[-1], tokens[:-1]
+    alias, body = _alias(tokens)
     parts, after = _path(body, 0)
     is_column = bool(parts) and after == len(body)
     if alias is None and not is_column:
@@ -248,6 +296,16 @@ def _item(tokens: Sequence[Token], sql: str) -> SelectItem:
         raise SelectSyntaxError(f"column `{text}` needs a name: `{text} AS name`")
     expression = ".".join(quote(part) for part in parts) if is_column else _text(body, sql)
     return SelectItem(expression, alias.name if alias is not None else parts[-1])
+
+
+def _alias(tokens: Sequence[Token]) -> tuple[Token | None, Sequence[Token]]:
+    """The name an output column is given, if it is, and the expression before it."""
+    if len(tokens) > 2 and tokens[-2].keyword == "as" and tokens[-1].kind in ("word", "quoted"):
+        return tokens[-1], tokens[:-2]
+    is_unit = len(tokens) > 2 and tokens[-3].keyword == "interval" and _INTERVAL_UNIT.match(tokens[-1].keyword)
+    if len(tokens) > 1 and tokens[-1].is_name and _ends_an_expression(tokens[-2]) and not is_unit:
+        return tokens[-1], tokens[:-1]
+    return None, tokens
 
 
 def _ends_an_expression(token: Token) -> bool:
@@ -303,15 +361,46 @@ def _text(tokens: Sequence[Token], sql: str) -> str:
     return "".join(pieces)
 
 
-def _common_table_expressions(tokens: Sequence[Token]) -> Iterator[str]:
-    """Names bound by WITH: ``name [(columns)] AS (``."""
-    for index in range(len(tokens) - 2):
-        if not tokens[index].is_name or tokens[index - 1].keyword not in ("with", "recursive", ""):
+def _common_table_expressions(tokens: Sequence[Token]) -> Iterator[tuple[str, range]]:
+    """Names bound by WITH (``name [(columns)] AS (``), each with the tokens among which it hides a table.
+
+    Those follow its own definition, where the same name is still the table's (unless it is recursive), and end with the
+    query that the WITH belongs to.
+    """
+    closing, around = _parentheses(tokens)
+    recursive = False
+    for index, token in enumerate(tokens[:-2]):
+        before = tokens[index - 1] if index else token
+        recursive |= token.keyword == "recursive" and before.keyword == "with"
+        if not token.is_name or not (before.keyword in ("with", "recursive") or before.text == ","):
             continue
-        if index and tokens[index - 1].keyword == "" and tokens[index - 1].text != ",":
-            continue
-        if tokens[index + 1].keyword == "as" and tokens[index + 2].text == "(":
-            yield tokens[index].name.lower()
+        following = index + 1
+        if tokens[following].text == "(":
+            following = closing.get(following, following) + 1
+        words = [token.text.lower() for token in tokens[following : following + 2]]
+        if words == ["as", "("]:
+            body = following + 1
+            end = closing.get(around[index], len(tokens))
+            yield token.name.lower(), range(body if recursive else closing.get(body, end), end)
+
+
+def _is_bound(parts: tuple[str, ...], index: int, bound: Iterable[tuple[str, range]]) -> bool:
+    """Whether the name at ``index`` is one that a WITH gave, not a table's."""
+    return len(parts) == 1 and any(parts[0].lower() == name and index in where for name, where in bound)
+
+
+def _parentheses(tokens: Sequence[Token]) -> tuple[dict[int, int], list[int]]:
+    """Where every parenthesis closes, and for each token which one it is in; -1 is none."""
+    closing: dict[int, int] = {}
+    around: list[int] = []
+    opened = [-1]
+    for index, token in enumerate(tokens):
+        around.append(opened[-1])
+        if token.text == "(":
+            opened.append(index)
+        elif token.text == ")" and len(opened) > 1:
+            closing[opened.pop()] = index
+    return closing, around
 
 
 def _table_positions(tokens: Sequence[Token]) -> Iterator[int]:

@@ -6,15 +6,16 @@ back. Commits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.datasource import BATCH_ROWS, LanceSource, spark_table, spark_type
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
 from airflow_provider_lance.engine.scan_tasks import FragmentWriter, Target
-from airflow_provider_lance.engine.select_statement import rename_tables, tokenize
+from airflow_provider_lance.engine.select_statement import Token, rename_tables, repeated_names, tokenize
 from airflow_provider_lance.engine.session import default_parallelism
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.watched import run_watched
@@ -40,9 +41,10 @@ class SparkView:
         session = self._session()
         try:
             frame = session.sql(self._register(session))
+            yields = arrow_schema(frame)
         except PySparkException as error:
             raise JobError("plan", f"Spark cannot plan the view's query: {_first_line(error)}") from error
-        target, settled = self._target(frame)
+        target, settled = self._target(yields)
         if work.request.get("concurrency"):
             frame = frame.coalesce(work.request["concurrency"])
         work.meter.phase("compute")
@@ -77,11 +79,8 @@ class SparkView:
             names[name] = view
         return rename_tables(self.query, names)
 
-    def _target(self, frame: DataFrame) -> tuple[Target, bool]:
+    def _target(self, yields: pa.Schema) -> tuple[Target, bool]:
         """Where the rows go. The first refresh settles the schema of a view that was created without one."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        yields = to_arrow_schema(frame.schema)
         stored = self.work.state.dataset.schema.remove_metadata()
         if not len(stored):
             target = replace(self.work.target, schema=_nullable(yields), new_schema=True)
@@ -102,20 +101,37 @@ def columns_named(sql: str, columns: Iterable[str]) -> list[str]:
     Spark's Python data sources cannot prune columns themselves. At least one column comes back, for ``count(*)``.
     """
     everything = list(columns)
-    tokens = tokenize(sql)
-    for before, token in zip([None, *tokens], tokens, strict=False):
-        is_product = before is not None and (before.kind in ("number", "quoted") or before.text in (")", "]"))
-        if token.keyword == "natural" or (
-            token.text == "*" and before is not None and before.text != "(" and not is_product and not _operand(before)
-        ):
+    tokens = tokenize(sql, spark=True)
+    for index, token in enumerate(tokens):
+        # A natural join compares, and a pivot groups by, the columns that nobody names.
+        if token.keyword in ("natural", "pivot", "unpivot") or (token.text == "*" and _is_star(tokens[:index][-2:])):
             return everything
     names = {token.name.lower() for token in tokens if token.kind in ("word", "quoted")}
     return [column for column in everything if column.lower() in names] or everything[:1]
 
 
-def _operand(token: Any) -> bool:
-    """A bare word before ``*`` makes it a product, except the words that open a list of columns."""
-    return token.kind == "word" and token.keyword not in ("select", "distinct", "all")
+def _is_star(before: Sequence[Token]) -> bool:
+    """Whether a ``*`` after these tokens stands for all columns: it is neither a product nor that of ``count(*)``."""
+    if not before:
+        return True
+    last = before[-1]
+    if last.text == "(":
+        return before[0].keyword != "count"
+    if last.kind == "word":
+        return last.keyword in ("select", "distinct", "all")
+    return last.kind not in ("number", "quoted") and last.text not in (")", "]")
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The columns a query yields, as Spark hands them to its workers; refuses what no table can hold."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    repeated = repeated_names(frame.columns)
+    if repeated:
+        raise JobError("plan", f"two columns of the view have the same name: {repeated}. Name them apart with AS.")
+    # Spark 4.0 and 4.1 take UTC, the session's time zone here, for granted.
+    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(frame.schema, **({"timezone": "UTC"} if takes_zone else {}))
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

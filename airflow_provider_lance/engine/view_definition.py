@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.engine.expressions import format_path, parse_path
 from airflow_provider_lance.engine.select_statement import (
     SelectItem,
     SelectSyntaxError,
     SimpleSelect,
     looks_like_sql,
+    output_names,
     parse_simple_select,
     quote,
+    repeated_names,
     table_names,
 )
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, check_manifest, refuse
@@ -93,6 +96,15 @@ class ViewDefinition:
     def sources(self) -> tuple[str, ...]:
         """The names of :attr:`source_ids`; a job's ``spec.tables`` has a location for each."""
         return tuple(self.source_ids)
+
+    @property
+    def partition_key(self) -> str | None:
+        """The expression over the source by whose value a table function's rows are partitioned, if any."""
+        if self.udtf is None or self.udtf.partition_by is None or self.select is None:
+            return None
+        first, *rest = parse_path(self.udtf.partition_by)
+        item = next(item for item in self.select.items if item.name == first)
+        return ".".join([item.expression, *([format_path(rest)] if rest else [])])
 
     def output(self) -> pa.Schema | None:
         """The schema the client asked for, without the row id column; ``None`` when it did not say."""
@@ -300,18 +312,23 @@ def _read_sql(sql: str) -> tuple[str, str, SimpleSelect | None]:
         if select is None:
             if not table_names(sql):
                 refuse("the query reads no table.")
+            _check_names(output_names(sql))
             return sql.strip().rstrip(";"), "spark", None
     except SelectSyntaxError as error:
         refuse(f"the view's query cannot be read: {error}.")
     names = [item.name.lower() for item in select.items]
     if "*" in names and len(names) > 1:
         refuse("`*` must be the only column selected.")
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        refuse(f"two columns of the view have the same name: {', '.join(repeated)}.")
+    _check_names(names)
     if SOURCE_ROW_ID in names:
         refuse(f"{SOURCE_ROW_ID} is the view's own column; choose another name.")
     return select.to_sql(), "lance", select
+
+
+def _check_names(names: list[str]) -> None:
+    repeated = repeated_names(names)
+    if repeated:
+        refuse(f"two columns of the view have the same name: {repeated}. Name them apart with AS.")
 
 
 def _texts(metadata: Mapping[Any, Any] | None) -> dict[str, str]:

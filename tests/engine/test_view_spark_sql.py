@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import InvalidInputError
+from pyspark.sql.pandas import types as pandas_types
 
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.datasource import LanceSource, lance_filter, spark_table
+from airflow_provider_lance.engine.datasource import LanceSource, lance_filter, spark_struct, spark_table
+from airflow_provider_lance.engine.spark_view import arrow_schema
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_definition import encode_schema
 from tests.engine.view_world import World
@@ -101,6 +106,88 @@ def test_types_that_spark_lacks_come_through(world: World) -> None:
     assert sorted(view.to_pylist(), key=repr) == rows
 
 
+def test_a_star_inside_a_function_is_every_column(world: World) -> None:
+    world.view("documents", "SELECT shop, to_json(struct(*)) AS document FROM shops ORDER BY shop")
+    world.refresh("documents")
+    assert world.rows("documents")[0] == (0, '{"shop":0,"name":"zero"}')
+
+
+@pytest.mark.parametrize("groups", [11, 50, 51, 3000])
+def test_decimals_come_through_whatever_the_number_of_rows(world: World, groups: int) -> None:
+    amounts = [Decimal(number) / 4 for number in range(groups)]
+    rows = {"customer": range(groups), "amount": pa.array(amounts, pa.decimal128(12, 2))}
+    world.table("bills", pa.table(rows), rows_per_file=10_000)
+    query = "SELECT customer, sum(amount) AS total, collect_list(struct(amount)) AS bills FROM bills GROUP BY customer"
+    world.view("totals", query)
+    world.refresh("totals")
+    view = world.open("totals").to_table().sort_by("customer")
+    assert view["total"].to_pylist() == amounts
+    assert view["bills"].to_pylist() == [[{"amount": amount}] for amount in amounts]
+
+
+BERLIN, MOMENT = pa.timestamp("us", "Europe/Berlin"), datetime(2024, 5, 6, 7, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (pa.timestamp("us"), MOMENT.replace(tzinfo=None), pa.timestamp("us")),
+        (pa.timestamp("ms", "UTC"), MOMENT, pa.timestamp("us", "UTC")),
+        (BERLIN, MOMENT, pa.timestamp("us", "UTC")),
+        (pa.duration("ms"), timedelta(hours=1), pa.duration("us")),
+        (pa.time32("s"), time(1, 2, 3), pa.time64("ns")),
+        (pa.date64(), date(2024, 5, 6), pa.date32()),
+        (pa.decimal256(20, 2), Decimal("1.25"), pa.decimal128(20, 2)),
+    ],
+)
+def test_times_of_every_unit_come_through(world: World, kind: pa.DataType, value: Any, stored: pa.DataType) -> None:
+    world.table("events", pa.table({"id": [1], "at": pa.array([value], kind)}))
+    world.view("newest", "SELECT id, max(at) AS at FROM events GROUP BY id")
+    world.refresh("newest")
+    assert world.open("newest").schema.field("at").type == stored
+    assert world.rows("newest") == [(1, value)]
+
+
+def test_instants_are_stored_in_the_time_zone_that_was_asked_for(world: World) -> None:
+    world.table("events", pa.table({"id": [1], "at": pa.array([MOMENT], pa.timestamp("us", "UTC"))}))
+    output = encode_schema(pa.schema([("at", BERLIN)]))
+    world.view("newest", kind="query", source_query="SELECT max(at) AS at FROM events", output_schema=output)
+    world.refresh("newest")
+    assert world.open("newest").schema.field("at").type == BERLIN
+    assert world.rows("newest") == [(MOMENT,)]
+
+
+def test_what_spark_cannot_hold_is_refused_with_a_way_out(world: World) -> None:
+    fine = pa.array([1_577_836_800_000_000_001], pa.timestamp("ns"))
+    months = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    world.table("events", pa.table({"id": [1], "at": fine}))
+    world.view("newest", "SELECT id, max(at) AS at FROM events GROUP BY id")
+    with pytest.raises(JobError, match=r"would lose data.* Cast it in a view of that table alone"):
+        world.refresh("newest")
+    world.view("rounded", "SELECT id, cast(at AS timestamp(6)) AS at FROM events")
+    world.view("newest_rounded", "SELECT id, max(at) AS at FROM rounded GROUP BY id")
+    world.refresh("rounded")
+    assert world.refresh("newest_rounded")["rows_written"] == 1
+    with pytest.raises(JobError, match=r"no type for column months \(month_day_nano_interval\)"):
+        spark_struct(pa.schema([("months", months.type)]))
+
+
+@pytest.mark.parametrize("version", ["4.0", "4.2"])
+def test_types_are_the_same_with_every_spark(world: World, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark 4.0 has other defaults and fewer arguments where Arrow types become Spark's, and back."""
+    if version == "4.0":
+        real_from, real_to = pandas_types.from_arrow_schema, pandas_types.to_arrow_schema
+        older_from = lambda schema, prefer_timestamp_ntz=False: real_from(schema, prefer_timestamp_ntz)  # noqa: E731
+        older_to = lambda schema: real_to(schema, timezone="UTC")  # noqa: E731
+        monkeypatch.setattr(pandas_types, "from_arrow_schema", older_from)
+        monkeypatch.setattr(pandas_types, "to_arrow_schema", older_to)
+    kinds = {"naive": pa.timestamp("us"), "instant": pa.timestamp("us", "UTC")}
+    fields = spark_struct(pa.schema(list(kinds.items())))
+    assert [field.dataType.typeName() for field in fields] == ["timestamp_ntz", "timestamp"]
+    empty = world.make_spark().createDataFrame([], fields)
+    assert dict(zip(empty.columns, arrow_schema(empty).types, strict=True)) == kinds
+
+
 def test_an_output_schema_the_query_does_not_yield_is_refused(world: World) -> None:
     wrong = encode_schema(pa.schema([("shop", pa.string()), ("n", pa.int64())]))
     query = "SELECT shop, count(*) AS n FROM sales GROUP BY shop"
@@ -108,6 +195,29 @@ def test_an_output_schema_the_query_does_not_yield_is_refused(world: World) -> N
     with pytest.raises(JobError, match="the view's columns are"):
         world.refresh("wrong")
     assert world.open("wrong").version == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("WITH shops AS (SELECT * FROM shops WHERE shop > 1) SELECT count(*) AS n FROM shops", [(2,)]),
+        (r"SELECT DISTINCT shop FROM shops WHERE name <> 'it\'s' AND shop > 1", [(2,), (9,)]),
+        (r"SELECT shop FROM shops WHERE name = 't\u0077o' OR name = 'it\'s'", [(2,)]),
+    ],
+)
+def test_sparks_own_names_and_strings_are_understood(world: World, query: str, rows: list[tuple[Any, ...]]) -> None:
+    world.view("chosen", query)
+    world.refresh("chosen")
+    assert world.rows("chosen") == rows
+
+
+def test_two_columns_of_one_name_are_refused(world: World) -> None:
+    join = "FROM sales JOIN shops ON sales.shop = shops.shop"
+    with pytest.raises(InvalidInputError, match=r"same name: shop\. Name them apart"):
+        world.view("joined", f"SELECT sales.shop, shops.shop {join}")
+    world.view("joined", f"SELECT * {join}")
+    with pytest.raises(JobError, match=r"same name: shop\. Name them apart"):
+        world.refresh("joined")
 
 
 def test_a_query_spark_cannot_plan_fails_with_its_sentence(world: World) -> None:
