@@ -137,6 +137,30 @@ def test_made_secrets_become_variables_of_the_process_and_stay_private(tmp_path:
     assert seen["AIRFLOW__CORE__FERNET_KEY"] == made["airflow_fernet_key"]
 
 
+def test_health_checks_of_airflow_find_its_database(compose: dict[str, Any], tmp_path: Path) -> None:
+    """They do not pass through the entry point, so none of its variables are theirs."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    subprocess.run([tmp_path / "scripts" / "compose-secrets"], check=True, capture_output=True)
+    for name, service in compose["services"].items():
+        if name.startswith("airflow-") and name not in ONE_SHOT:
+            assert "compose-entrypoint" in service["environment"]["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD"], name
+    answer = subprocess.run(
+        [Path(sys.executable).parent / "airflow", "config", "get-value", "database", "sql_alchemy_conn"],
+        env={
+            **{name: str(value) for name, value in compose["services"]["airflow-scheduler"]["environment"].items()},
+            "AIRFLOW_HOME": str(tmp_path / "airflow"),
+            "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(tmp_path / "logs"),
+            "PATH": f"{tmp_path / 'scripts'}:{os.environ['PATH']}",
+            "SECRETS_DIR": str(tmp_path / "secrets"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    password = (tmp_path / "secrets" / "postgres_password").read_text()
+    assert f"postgresql+psycopg2://airflow:{password}@postgres:5432/airflow" in answer.stdout, answer.stderr
+
+
 def test_a_secret_that_cannot_be_read_stops_the_role() -> None:
     other = {"user": 50000, "group": 50000, "extra_groups": []} if os.geteuid() == 0 else {}
     with tempfile.TemporaryDirectory() as folder:  # not pytest's own, which other users cannot enter
