@@ -194,6 +194,8 @@ def _kind(
         from airflow_provider_lance.engine.udtf import UdtfView
 
         return UdtfView(work)
+    if definition.udtf is not None:
+        raise JobError("plan", "the view's table function reads one table, and its source query is Spark SQL")
     from airflow_provider_lance.engine.spark_view import SparkView
 
     return SparkView(work, {name: (_table(context, name), dataset) for name, dataset in sources.items()})

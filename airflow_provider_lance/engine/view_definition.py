@@ -206,10 +206,8 @@ class ViewDefinition:
             refuse(f"udtf_spec is required for a view of kind {kind}.")
         udtf = UdtfSpec.from_request(kind, spec) if isinstance(spec, Mapping) else None
         query, dialect, select = _read_source_query(request["source_query"])
-        if kind == "chunker" and dialect == "spark":
-            refuse(
-                "a chunker follows the rows of one table: its source query must be SELECT … FROM one table [WHERE …]."
-            )
+        if udtf is not None and dialect == "spark":
+            refuse("a table function reads one table: its source query must be SELECT … FROM one table [WHERE …].")
         if kind == "chunker" and select is not None and select.limit is not None:
             refuse("a chunker's source query cannot have a LIMIT: it is refreshed row by row. Use output_limit.")
         return cls(kind, query, dialect, select, request["output_schema"], udtf, **flags)

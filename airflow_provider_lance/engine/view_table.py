@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.changes import SourcePoint
 from airflow_provider_lance.engine.commit import JOB_ID
+from airflow_provider_lance.engine.expressions import expression_type
 from airflow_provider_lance.engine.history import read_commit
 from airflow_provider_lance.engine.table import TableRef
+from airflow_provider_lance.engine.udtf_spec import refuse
 from airflow_provider_lance.engine.view_binding import bind
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable, commit_next
 from airflow_provider_lance.engine.view_definition import LANCEDB_FORMAT, SOURCE_ROW_ID, ViewDefinition
@@ -117,7 +119,12 @@ def create_view(
     import lance
 
     bound, schema = bind(definition, open_source)
+    if bound.partition_key is not None:
+        check_partition_key(bound, open_source(bound.sources[0]).schema)
     metadata = {**bound.to_metadata(), INCARNATION: str(uuid.uuid4())}
+    stored = ViewDefinition.from_metadata(metadata)
+    if stored is None or stored.select != bound.select:
+        refuse(f"the view's query would not be read back as it was understood: {bound.query}")
     empty = schema.with_metadata(metadata).empty_table()
     managed: dict[str, Any] = {"mode": "create"}
     if namespace is not None:
@@ -131,6 +138,18 @@ def create_view(
         **managed,
     )
     return int(dataset.version), bound
+
+
+def check_partition_key(definition: ViewDefinition, source: pa.Schema) -> None:
+    """Refuse to partition a table function's rows by what cannot be compared as one value."""
+    import pyarrow as pa
+
+    key = definition.partition_key
+    kind = None if key is None else expression_type(source, key)
+    if kind is not None and pa.types.is_nested(kind):
+        refuse(
+            f"partition_by {key!r} is of type {kind}: rows are partitioned by a single value, such as a field of it."
+        )
 
 
 def read_state(table: TableRef) -> ViewState:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 from airflow_provider_lance.engine.select_statement import parse_simple_select, rename_tables, table_names
 from airflow_provider_lance.engine.spark_view import columns_named
 from airflow_provider_lance.engine.view_definition import ViewDefinition, encode_schema, validate_refresh_request
+from airflow_provider_lance.engine.view_table import create_view
 from tests.engine.view_world import World, people
 
 OUTPUT = encode_schema(pa.schema([("id", pa.int64())]))
@@ -62,6 +64,10 @@ def world(tmp_path: Path) -> World:
         ),
         ("SELECT extract(year from d) AS y FROM a.b LIMIT 5", "SELECT extract(year from d) AS y FROM a.b LIMIT 5"),
         ("SELECT a IS DISTINCT FROM b AS c FROM People", "SELECT a IS DISTINCT FROM b AS c FROM `People`"),
+        (
+            "SELECT ts + interval '1' day AS next, ts - interval '2 days' ago FROM t",
+            "SELECT ts + interval '1' day AS next, ts - interval '2 days' AS ago FROM t",
+        ),
         ("SELECT id::int AS i, NOT ok AS bad, s.a FROM t", "SELECT id::int AS i, NOT ok AS bad, s.a AS a FROM t"),
     ],
 )
@@ -82,12 +88,23 @@ def test_queries_of_lancedbs_grammar_are_taken_apart(sql: str, canonical: str) -
         ),
         ("SELECT id FROM p WHERE k IN (SELECT k FROM keys) UNION ALL SELECT id FROM q", ["p", "keys", "q"]),
         ("SELECT x FROM (t1 JOIN t2 USING (id)), range(5)", ["t1", "t2"]),
+        ("WITH t AS (SELECT * FROM t) SELECT count(*) AS n FROM t", ["t"]),
+        ("WITH a AS (SELECT 1 AS x FROM b), b (y) AS (SELECT x FROM a) SELECT * FROM b", ["b"]),
+        ("SELECT * FROM (WITH a AS (SELECT * FROM deep) SELECT * FROM a) s JOIN a ON true", ["deep", "a"]),
+        ("WITH RECURSIVE n AS (SELECT 1 AS x FROM t UNION ALL SELECT x + 1 FROM n) SELECT x FROM n", ["t"]),
+        (r"SELECT DISTINCT id FROM t WHERE a <> 'it\'s' AND b <> r'\' AND id IN (SELECT id FROM u)", ["t", "u"]),
         ("SELECT DISTINCT trim(both 'x' from y) FROM `team$people`", ["team$people"]),
     ],
 )
 def test_tables_of_any_query_are_found(sql: str, tables: list[str]) -> None:
     assert [".".join(parts) for parts in table_names(sql)] == tables
     assert ViewDefinition.from_request({"query": sql}).sources == tuple(tables)
+
+
+def test_a_name_of_a_with_hides_a_table_only_where_it_holds() -> None:
+    assert rename_tables("WITH t AS (SELECT * FROM t) SELECT count(*) AS n FROM t", {"t": "v0"}) == (
+        "WITH t AS (SELECT * FROM v0 AS `t`) SELECT count(*) AS n FROM t"
+    )
 
 
 def test_tables_are_renamed_and_keep_their_alias() -> None:
@@ -122,6 +139,9 @@ def test_only_the_columns_a_query_names_are_read(sql: str, columns: list[str]) -
     [
         ({"query": "DROP TABLE people"}, "must be a SELECT"),
         ({"query": "SELECT id + 1 FROM people"}, "needs a name"),
+        ({"query": "SELECT ts + interval '1' day FROM people"}, "needs a name"),
+        ({"query": "SELECT a.id, b.x AS y, b.ID FROM a JOIN b ON a.k = b.k"}, "same name: id"),
+        ({"query": "SELECT 'unclosed FROM people"}, "must be a SELECT"),
         ({"query": "SELECT id, id FROM people"}, "same name"),
         ({"query": "SELECT id AS __source_row_id FROM people"}, "view's own column"),
         ({"query": "SELECT *, id FROM people"}, "only column"),
@@ -144,6 +164,7 @@ def test_only_the_columns_a_query_names_are_read(sql: str, columns: list[str]) -
         (request(kind="udtf", udtf_spec=spec(kind="udtf", batch=True)), "belongs to chunkers"),
         (request(kind="udtf", udtf_spec=spec(kind="udtf", error_handling={"mode": "hope"})), "mode"),
         (request(kind="chunker", source_query="SELECT a.id FROM a JOIN b", udtf_spec=spec()), "one table"),
+        (request(kind="udtf", source_query="SELECT a.id FROM a JOIN b", udtf_spec=spec(kind="udtf")), "one table"),
         (request(kind="chunker", source_query="SELECT id FROM a LIMIT 3", udtf_spec=spec()), "LIMIT"),
     ],
 )
@@ -207,6 +228,25 @@ def test_a_star_is_written_out_and_definitions_survive_the_disk(world: World) ->
     assert stored.describe()["projections"][1] == {"output_column": "text", "expression": "text"}
     over = world.view("over", "SELECT * FROM view")
     assert over.query == "SELECT id, text, score FROM view", "the row ids of a view are its own"
+
+
+@pytest.mark.parametrize("word", ["cluster", "distribute", "qualify", "sort", "window", "offset"])
+def test_columns_named_like_clauses_are_quoted_and_read_back(tmp_path: Path, word: str) -> None:
+    world = World(tmp_path)
+    world.table("words", pa.table({"id": [1, 2], word: ["a", "b"]}))
+    assert world.view("all", "SELECT * FROM words").query == f"SELECT id, `{word}` FROM words"
+    world.view("some", f"SELECT id AS `{word}` FROM words WHERE `{word}` <> 'a'")
+    for name in ("all", "some"):
+        world.refresh(name)
+        assert lancedb.connect(str(world.root)).open_materialized_view(name).refresh().mode == "no_op"
+    assert (world.rows("all"), world.rows("some")) == ([(1, "a"), (2, "b")], [(2,)])
+
+
+def test_a_definition_that_would_not_be_read_back_creates_nothing(world: World) -> None:
+    definition = ViewDefinition.from_request({"query": "SELECT id FROM people"})
+    with pytest.raises(InvalidInputError, match="would not be read back"):
+        create_view(world.path("view"), replace(definition, query="SELECT text FROM people"), world.open)
+    assert not Path(world.path("view")).exists()
 
 
 def test_lancedb_lists_every_view_and_reads_ours(world: World) -> None:
