@@ -95,6 +95,7 @@ class ProgressMeter:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressMeter:
+        self._sample()
         self._thread.start()
         return self
 
@@ -104,6 +105,7 @@ class ProgressMeter:
             self._socket.sendto(b"", ("127.0.0.1", self.address.port))
         self._thread.join(timeout=5)
         self._socket.close()
+        self._sample()
         self._publish()
         if self._terminal:
             self._terminal.write("\n")
@@ -158,10 +160,14 @@ class ProgressMeter:
                 self._receive(self._socket.recv(2048))
             if time.monotonic() >= due:
                 due = time.monotonic() + INTERVAL_SECONDS
-                rows = self.current().rows_done
-                with self._lock:
-                    self._samples.append((time.monotonic(), rows))
+                self._sample()
                 self._publish()
+
+    def _sample(self) -> None:
+        """What the speed is taken from; the first is from before any row, so that a short job has a speed too."""
+        rows = self.current().rows_done
+        with self._lock:
+            self._samples.append((time.monotonic(), rows))
 
     def _receive(self, datagram: bytes) -> None:
         try:
