@@ -16,6 +16,7 @@ from airflow_provider_lance.engine.columns import column_rule, computed_field, v
 from airflow_provider_lance.engine.expressions import expression_type, find_field, format_path, parse_path
 from airflow_provider_lance.engine.request import validate_request
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
+from airflow_provider_lance.namespace.column_names import check_column_name
 from airflow_provider_lance.namespace.job_requests import JobRequests, job_options
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class Columns:
                 )
             if entry.expression is not None:
                 expression_type(schema, entry.expression)
-                expressions[_new_name(entry.name)] = entry.expression
+                expressions[check_column_name(entry.name)] = entry.expression
             elif entry.computed is not None:
-                declared.append(computed_field(schema, _new_name(entry.name), entry.computed))
+                declared.append(computed_field(schema, check_column_name(entry.name), entry.computed))
             else:
                 fields = _virtual(schema, entry)
                 declared.extend(fields)
@@ -70,6 +71,8 @@ class Columns:
         schema = self._catalog.open(request.id, branch=request.branch).schema
         for entry in request.alterations:
             find_field(schema, entry.path)
+            if entry.rename is not None:
+                check_column_name(entry.rename)
             if entry.virtual_column is not None:
                 raise UnsupportedOperationError(
                     f"The function of virtual column {entry.path!r} cannot be exchanged here. Drop the column and add "
@@ -138,16 +141,8 @@ def _virtual(schema: pa.Schema, entry: Any) -> list[pa.Field]:
     if entry.name not in [field.name for field in fields]:
         raise InvalidInputError(f"The virtual column {entry.name!r} is not among its outputs.")
     for field in fields:
-        _new_name(field.name)
+        check_column_name(field.name)
     return fields
-
-
-def _new_name(name: str) -> str:
-    if not name.strip() or "." in name or not name.isprintable():
-        raise InvalidInputError(
-            f"{name[:60]!r} cannot be a column's name: it is empty, has a dot or control characters."
-        )
-    return name
 
 
 def _text_metadata(field: pa.Field) -> dict[str, str]:

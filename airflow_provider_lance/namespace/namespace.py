@@ -85,8 +85,8 @@ class SparkNamespace(LanceNamespace):
         self._owns_jobs = False
         self._lock = threading.Lock()
         requests = JobRequests(self._catalog, self._jobs_service)
-        self._tree = Tree(self._catalog, requests.refuse_while_live)
         self._tables = Tables(self._catalog, requests.refuse_while_live)
+        self._tree = Tree(self._catalog, requests.refuse_while_live, self._tables.remove)
         self._columns = Columns(self._catalog, requests)
         self._views = Views(self._catalog, self._tree, self._tables, requests)
         self._requests = requests

@@ -14,6 +14,7 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.expressions import find_field, format_path
 from airflow_provider_lance.namespace.catalog import Catalog, names_branch
+from airflow_provider_lance.namespace.column_names import check_columns
 from airflow_provider_lance.namespace.tables import Tables, read_stream
 from airflow_provider_lance.namespace.tree import read_word
 
@@ -39,6 +40,8 @@ class Rows:
 
         mode = read_word("mode", request.mode, ("append", "overwrite"))
         reader = read_stream(data)
+        if mode == "overwrite":
+            check_columns(reader.schema)
         dataset = self._branch(request)
         if dataset is not None:
             before = 0 if mode == "overwrite" else dataset.count_rows()
@@ -70,6 +73,7 @@ class Rows:
         return model("DeleteFromTableResponse")(version=dataset.version, num_deleted_rows=done["num_deleted_rows"])
 
     def merge_insert_into_table(self, request: Any, data: bytes) -> Any:
+        reader = read_stream(data)
         dataset = self._branch(request)
         if dataset is None:
             return self._catalog.call("merge_insert_into_table", request, data)
@@ -80,7 +84,7 @@ class Rows:
             merge = merge.when_not_matched_insert_all()
         if request.when_not_matched_by_source_delete:
             merge = merge.when_not_matched_by_source_delete(request.when_not_matched_by_source_delete_filt)
-        done = merge.execute(read_stream(data))
+        done = merge.execute(reader)
         return model("MergeInsertIntoTableResponse")(
             version=self._catalog.open(request.id, branch=request.branch).version,
             num_updated_rows=done["num_updated_rows"],

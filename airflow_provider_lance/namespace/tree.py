@@ -5,22 +5,31 @@ Methods are operations of the wire by name; each takes its request model and ret
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lance_namespace.errors import InvalidInputError, NamespaceAlreadyExistsError, NamespaceNotFoundError
+from lance_namespace.errors import (
+    InvalidInputError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotFoundError,
+    TableNotFoundError,
+)
 
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.models import model
-from airflow_provider_lance.namespace.catalog import Catalog
+from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 
 
 class Tree:
-    """Namespaces, and which tables are in them. ``before_drop`` is called with a table's id before it goes."""
+    """Namespaces, and which tables are in them. ``before_drop`` is called with a table's id before ``remove``."""
 
-    def __init__(self, catalog: Catalog, before_drop: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, catalog: Catalog, before_drop: Callable[[list[str]], None], remove: Callable[[TablePlace], None]
+    ) -> None:
         self._catalog = catalog
         self._before_drop = before_drop
+        self._remove = remove
 
     def create_namespace(self, request: Any) -> Any:
         mode = read_word("mode", request.mode, ("create", "exist_ok", "overwrite"))
@@ -77,11 +86,15 @@ class Tree:
 
     def tables(self, below: Sequence[str] = (), *, include_declared: bool | None = None) -> Iterator[list[str]]:
         """The ids of all tables below a namespace, depth first."""
-        here = list(below)
-        for name in self._names(here, include_declared):
-            yield [*here, name]
-        for child in self._catalog.listing("list_namespaces", here):
-            yield from self.tables([*here, child], include_declared=include_declared)
+        for namespace_id in self._namespaces(list(below)):
+            for name in self._names(namespace_id, include_declared):
+                yield [*namespace_id, name]
+
+    def _namespaces(self, top: list[str]) -> Iterator[list[str]]:
+        """A namespace and all below it, each before its own."""
+        yield top
+        for child in self._catalog.listing("list_namespaces", top):
+            yield from self._namespaces([*top, child])
 
     def _names(self, namespace_id: list[str], include_declared: bool | None) -> list[str]:
         names = self._catalog.listing("list_tables", namespace_id, include_declared=include_declared)
@@ -92,14 +105,17 @@ class Tree:
         return [name for name, place in found.items() if place is not None and not place.only_declared]
 
     def _drop(self, namespace_id: list[str]) -> Any:
-        names = self._catalog.listing("list_tables", namespace_id)
-        for name in names:
-            self._before_drop([*namespace_id, name])
-        for name in names:
-            self._catalog.call("drop_table", model("DropTableRequest")(id=[*namespace_id, name]))
-        for child in self._catalog.listing("list_namespaces", namespace_id):
-            self._drop([*namespace_id, child])
-        return self._catalog.call("drop_namespace", model("DropNamespaceRequest")(id=namespace_id))
+        """A namespace with all that is in it: what speaks against that is found before the first table goes."""
+        *below, last = reversed(list(self._namespaces(namespace_id)))
+        tables = list(self.tables(namespace_id))
+        for table_id in tables:
+            self._before_drop(table_id)
+        for table_id in tables:
+            with contextlib.suppress(TableNotFoundError):  # others may drop as well
+                self._remove(self._catalog.locate(table_id, check_declared=True))
+        for child in below:
+            self._catalog.call("drop_namespace", model("DropNamespaceRequest")(id=child))
+        return self._catalog.call("drop_namespace", model("DropNamespaceRequest")(id=last))
 
 
 def read_word(name: str, value: str | None, words: tuple[str, ...]) -> str:

@@ -65,7 +65,7 @@ class Views:
             job_id = None if definition.with_no_data else self._submit(place, definition, {}, request.context)
         except Exception:
             if self._catalog.open(request.id, place=place).schema.metadata == empty.schema.metadata:
-                self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
+                self._tables.remove(place)
             raise
         return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
 
@@ -126,9 +126,9 @@ class Views:
         return model("ListMaterializedViewsResponse")(views=page, page_token=token)
 
     def drop_materialized_view(self, request: Any) -> Any:
-        self._require_view(request.id)
+        place, _ = self._require_view(request.id)
         self._jobs.refuse_while_live(list(request.id))
-        self._catalog.call("drop_table", model("DropTableRequest")(id=request.id))
+        self._tables.remove(place)
         return model("DropMaterializedViewResponse")()
 
     def definition(self, view_id: list[str]) -> tuple[TablePlace, ViewDefinition]:

@@ -37,6 +37,19 @@ def schema(namespace: SparkNamespace) -> Any:
     return lance.dataset(namespace.describe_table({"id": ["people"]}).location).schema
 
 
+@pytest.mark.parametrize("name", ["_rowid", "_rowoffset", "_row_last_updated_at_version", "a`b", "a.b", " "])
+def test_names_that_make_a_table_unreadable_are_refused(namespace: SparkNamespace, name: str) -> None:
+    for rule in ({"computed": "length(text)"}, {"expression": "length(text)"}):
+        with pytest.raises(InvalidInputError):
+            add(namespace, {"name": name, **rule})
+    with pytest.raises(InvalidInputError):
+        add(namespace, {"name": name, "virtual_column": virtual(name)})
+    with pytest.raises(InvalidInputError):
+        namespace.alter_table_alter_columns({"id": ["people"], "alterations": [{"path": "id", "rename": name}]})
+    assert namespace.describe_table({"id": ["people"]}).version == 1
+    namespace.alter_table_alter_columns({"id": ["people"], "alterations": [{"path": "id", "rename": "number"}]})
+
+
 class Bomb:
     """Unpickled anywhere, it leaves a mark."""
 

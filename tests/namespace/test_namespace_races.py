@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lance_namespace.errors import LanceNamespaceError, TableAlreadyExistsError
+from lance_namespace.errors import LanceNamespaceError, TableAlreadyExistsError, TableNotFoundError
 
 from airflow_provider_lance.api.arrow import read_arrow
 from airflow_provider_lance.namespace import SparkNamespace, views
@@ -113,6 +114,32 @@ class TestFirstVersion:
         namespace = make_namespace(tmp_path)
         assert namespace.create_table({"id": ["t"]}, stream(PEOPLE)).version == 1
         assert rows(namespace, "t") == [1, 2, 3]
+
+
+class TestGoing:
+    @pytest.mark.parametrize("table_id", [["t"], ["team", "t"]])
+    def test_of_many_drops_at_once_each_drops_the_table_or_finds_none(
+        self, tmp_path: Path, table_id: list[str]
+    ) -> None:
+        namespace = make_namespace(tmp_path)
+        namespace.create_namespace({"id": ["team"]})
+        for _ in range(3):
+            namespace.create_table({"id": table_id}, stream(PEOPLE))
+            answers = at_once(*[partial(namespace.drop_table, {"id": table_id})] * 6)
+            failed = [answer for answer in answers if isinstance(answer, Exception)]
+            assert {type(error) for error in failed} <= {TableNotFoundError}
+            assert len(failed) < len(answers)
+        assert namespace.list_all_tables({}).tables == []
+
+    def test_of_two_renames_one_leaves_no_trace(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        namespace, other = with_people(tmp_path), make_namespace(tmp_path)
+        theirs = {"id": ["people"], "new_table_name": "theirs"}
+        meanwhile(monkeypatch, os, "rename", lambda: other.rename_table(theirs))
+        with pytest.raises(TableNotFoundError):
+            namespace.rename_table({"id": ["people"], "new_table_name": "mine"})
+        assert namespace.list_tables({}).tables == ["theirs"]
+        assert rows(namespace, "theirs") == [1, 2, 3]
+        namespace.create_table({"id": ["mine"]}, stream(PEOPLE))
 
 
 class TestViews:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ from tests.namespace.tables import PEOPLE, make_namespace, stream, with_people
 @pytest.fixture
 def namespace(tmp_path: Path) -> SparkNamespace:
     return with_people(tmp_path)
+
+
+def invalid(content: str) -> bytes:
+    """A stream that Arrow reads without complaint, except for the last kind, and Lance would store."""
+    if content == "cut short":
+        return stream(PEOPLE)[:-40]
+    text: pa.Array = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe"))
+    if content == "an index beyond its dictionary":
+        text = pa.DictionaryArray.from_arrays(pa.array([7], pa.int32()), pa.array(["a"]), safe=False)
+    return stream(pa.table({"id": [1], "text": text}))
 
 
 def test_connect_by_name_with_string_properties(tmp_path: Path) -> None:
@@ -93,6 +104,41 @@ class TestCreate:
             namespace.create_table({"id": ["junk"]}, truncated)
         with pytest.raises(TableNotFoundError):
             namespace.describe_table({"id": ["junk"]})
+
+    @pytest.mark.parametrize("content", ["text that is none", "an index beyond its dictionary", "cut short"])
+    def test_invalid_content_is_refused_wherever_rows_come_in(self, namespace: SparkNamespace, content: str) -> None:
+        namespace.create_table_branch({"id": ["people"], "name": "trial"})
+        namespace.declare_table({"id": ["later"]})
+        data = invalid(content)
+        merge = {"on": ["id"], "when_not_matched_insert_all": True}
+        for name, request in (
+            ("create_table", {"id": ["new"]}),
+            ("create_table", {"id": ["people"], "mode": "overwrite"}),
+            ("insert_into_table", {"id": ["people"]}),
+            ("insert_into_table", {"id": ["people"], "branch": "trial"}),
+            ("insert_into_table", {"id": ["later"]}),
+            ("merge_insert_into_table", {"id": ["people"], **merge}),
+            ("merge_insert_into_table", {"id": ["people"], "branch": "trial", **merge}),
+        ):
+            with pytest.raises(InvalidInputError, match="valid Arrow IPC stream"):
+                getattr(namespace, name)(request, data)
+        assert namespace.list_tables({}).tables == ["later", "people"]
+        assert namespace.describe_table({"id": ["people"]}).version == 1
+
+    @pytest.mark.parametrize("name", ["_rowid", "_rowaddr", "_row_created_at_version", "a`b"])
+    def test_names_that_make_a_table_unreadable_are_refused(self, namespace: SparkNamespace, name: str) -> None:
+        data = stream(pa.table({name: [1], "b": [2]}))
+        namespace.declare_table({"id": ["later"]})
+        for operation, request in (
+            ("create_table", {"id": ["new"]}),
+            ("create_table", {"id": ["people"], "mode": "overwrite"}),
+            ("insert_into_table", {"id": ["later"]}),
+            ("insert_into_table", {"id": ["people"], "mode": "overwrite"}),
+        ):
+            with pytest.raises(InvalidInputError, match=name):
+                getattr(namespace, operation)(request, data)
+        assert namespace.list_tables({}).tables == ["later", "people"]
+        assert namespace.count_table_rows({"id": ["people"], "predicate": "id > 1"}).count == 2
 
     def test_needs_its_namespace(self, namespace: SparkNamespace) -> None:
         with pytest.raises(NamespaceNotFoundError):
@@ -324,6 +370,31 @@ class TestNamespaces:
         assert namespace.list_namespaces({}).namespaces == []
         with pytest.raises(InvalidInputError):
             namespace.drop_namespace({"id": []})
+
+    @pytest.mark.parametrize("how", ["cascade", "overwrite"])
+    def test_all_of_it_goes_or_nothing(self, tmp_path: Path, how: str) -> None:
+        jobs = RecordingJobs()
+        namespace = make_namespace(tmp_path, jobs)
+        for namespace_id in (["team"], ["team", "sub"]):
+            namespace.create_namespace({"id": namespace_id})
+            namespace.create_table({"id": [*namespace_id, "t"]}, stream(PEOPLE))
+        namespace.declare_table({"id": ["team", "placed"], "location": "elsewhere"})
+        deep = {"id": ["team", "sub", "t"]}
+        namespace.alter_table_add_columns({**deep, "new_columns": [{"name": "n", "computed": "length(text)"}]})
+        job_id = namespace.alter_table_backfill_columns({**deep, "column": "n"}).job_id
+
+        def drop() -> None:
+            if how == "cascade":
+                namespace.drop_namespace({"id": ["team"], "behavior": "cascade"})
+            else:
+                namespace.create_namespace({"id": ["team"], "mode": "overwrite"})
+
+        with pytest.raises(ConcurrentModificationError, match=job_id):
+            drop()
+        assert namespace.list_all_tables({}).tables == ["team$placed", "team$sub$t", "team$t"]
+        jobs.end(job_id)
+        drop()
+        assert namespace.list_all_tables({}).tables == []
 
     def test_listings_come_in_pages_and_in_order(self, namespace: SparkNamespace) -> None:
         namespace.create_namespace({"id": ["team"]})

@@ -1,0 +1,36 @@
+"""Which names a new column may have: Lance takes some that make a table unreadable from then on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lance_namespace.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Lance's own columns. A stored one of the same name makes its readers panic.
+_RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+
+
+def check_column_name(name: str) -> str:
+    """The name; ``InvalidInputError`` says why it cannot be one."""
+    if not name.strip() or "." in name or "`" in name or not name.isprintable():
+        raise InvalidInputError(
+            f"{name[:60]!r} cannot be a column's name: it is empty, has a dot, a backtick or control characters."
+        )
+    _refuse_reserved(name)
+    return name
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """The same for a whole new table, whose names may be anything that can be read again."""
+    for name in schema.names:
+        _refuse_reserved(name)
+        if "`" in name:
+            raise InvalidInputError(f"{name[:60]!r} cannot be a column's name: it has a backtick.")
+
+
+def _refuse_reserved(name: str) -> None:
+    if name in _RESERVED:
+        raise InvalidInputError(f"{name!r} is a column of Lance's own, of every table; choose another name.")
