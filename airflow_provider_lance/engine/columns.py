@@ -17,9 +17,10 @@ from airflow_provider_lance.engine.expressions import (
     expression_inputs,
     expression_type,
     find_field,
+    format_path,
     parse_path,
 )
-from airflow_provider_lance.engine.refusals import invalid
+from airflow_provider_lance.engine.refusals import invalid, no_column
 from airflow_provider_lance.engine.udf import BACKENDS, ErrorPolicy, UdfEnvelope, UdfError
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ VIRTUAL_STRUCT_FIELD = "virtual_column.struct_field"
 class ColumnRule:
     """How the values of one column, or of several that one function fills together, come about.
 
-    ``targets`` are the columns a run fills; ``struct_fields`` name, for a function with several outputs, the part of
-    its result that goes to each. Exactly one of ``expression`` and ``envelope`` is set.
+    ``targets`` are the columns a run fills; ``struct_fields`` name the part of a function's result that goes to each.
+    ``places`` tell, for a function with several outputs, which of them each target is: some may have been dropped.
+    Exactly one of ``expression`` and ``envelope`` is set.
     """
 
     targets: tuple[str, ...]
@@ -50,6 +52,7 @@ class ColumnRule:
     expression: str | None = None
     envelope: UdfEnvelope | None = None
     struct_fields: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
     version: str = ""
     image: str = ""
 
@@ -58,16 +61,23 @@ class ColumnRule:
         return self.envelope.policy if self.envelope else ErrorPolicy()
 
     @property
+    def target_paths(self) -> tuple[str, ...]:
+        """The targets as field paths: names are not, where they have special characters."""
+        return tuple(format_path([name]) for name in self.targets)
+
+    @property
     def fingerprint(self) -> str:
         """Changes whenever the rule's values may change: what makes a recorded value "made by an older rule"."""
-        content = [
+        content: list[Any] = [
             self.expression,
             self.envelope.fingerprint if self.envelope else None,
             self.inputs,
             self.targets,
-            self.struct_fields,
+            self.struct_fields if self.places else (),
             self.version,
         ]
+        if self.places != tuple(range(len(self.places))):
+            content.append(self.places)
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -79,6 +89,7 @@ def column_rule(schema: pa.Schema, column: str) -> ColumnRule:
         raise invalid(
             f"{column!r} is inside a struct; Lance cannot replace part of a struct's file. Backfill a top-level column."
         )
+    _check_name(field.name)
     metadata = _text_metadata(field)
     if metadata.get(COMPUTED) == "true":
         kind = metadata.get(COMPUTED_KIND, "sql")
@@ -90,15 +101,44 @@ def column_rule(schema: pa.Schema, column: str) -> ColumnRule:
         expression = metadata.get(COMPUTED_EXPRESSION)
         if not expression:
             raise invalid(f"Column {column!r} says it is computed but carries no {COMPUTED_EXPRESSION}")
-        inputs = metadata.get(COMPUTED_INPUTS)
-        found = tuple(json.loads(inputs)) if inputs else expression_inputs(schema, expression)
-        return ColumnRule(targets=(field.name,), inputs=found, expression=expression)
+        stated = tuple(json.loads(metadata.get(COMPUTED_INPUTS) or "[]"))
+        return ColumnRule((field.name,), _computed_inputs(schema, column, expression, stated), expression)
     if metadata.get(VIRTUAL) == "true":
         return _virtual_rule(schema, field.name, metadata)
     raise invalid(
         f"Column {column!r} has no rule: it was declared neither as a computed nor as a virtual column, so there is "
         "nothing to backfill it with."
     )
+
+
+def _computed_inputs(schema: pa.Schema, column: str, expression: str, stated: Sequence[str]) -> tuple[str, ...]:
+    """The inputs a declaration states, all of them still there, and those it does not state."""
+    _check_inputs(schema, column, stated)
+    known = [parse_path(path) for path in stated]
+    missed = [
+        path
+        for path in expression_inputs(schema, expression)
+        if not any(parse_path(path)[: len(above)] == above for above in known)
+    ]
+    return (*stated, *missed)
+
+
+def _check_inputs(schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
+    from lance_namespace.errors import TableColumnNotFoundError
+
+    for path in inputs:
+        try:
+            find_field(schema, path)
+        except TableColumnNotFoundError as error:
+            raise no_column(
+                f"Column {column!r} is made from {path!r}, which was renamed or dropped: {error} Declare it again from "
+                "what there is."
+            ) from None
+
+
+def _check_name(name: str) -> None:
+    if "`" in name:
+        raise invalid(f"{name!r} has a backtick in its name; Lance cannot read such a column by itself. Rename it.")
 
 
 def _virtual_rule(schema: pa.Schema, column: str, metadata: Mapping[str, str]) -> ColumnRule:
@@ -110,8 +150,7 @@ def _virtual_rule(schema: pa.Schema, column: str, metadata: Mapping[str, str]) -
         envelope = UdfEnvelope.decode(definition.get("udf_backend"), definition.get("udf", ""))
     except UdfError as error:
         raise invalid(f"Column {column!r}: {error}") from error
-    for path in definition["input_columns"]:
-        find_field(schema, path)
+    _check_inputs(schema, column, definition["input_columns"])
     group = metadata.get(VIRTUAL_GROUP)
     # By metadata, not by the names in the definition: columns can be renamed and dropped after the declaration.
     outputs = [
@@ -119,20 +158,33 @@ def _virtual_rule(schema: pa.Schema, column: str, metadata: Mapping[str, str]) -
         for other in schema
         if _text_metadata(other).get(VIRTUAL_GROUP) == group
     ]
+    declared = [(output["column"], output["struct_field"]) for output in definition["outputs"]]
     return ColumnRule(
         targets=tuple(name for name, _ in outputs),
         inputs=tuple(definition["input_columns"]),
         envelope=envelope,
-        struct_fields=tuple(part for _, part in outputs) if len(definition["outputs"]) > 1 else (),
+        struct_fields=tuple(part for _, part in outputs),
+        places=tuple(_place(declared, *output) for output in outputs) if len(declared) > 1 else (),
         version=str(definition.get("udf_version", "")),
         image=str(definition.get("image") or ""),
     )
+
+
+def _place(declared: list[tuple[str, str]], column: str, part: str) -> int:
+    """Which of the declared outputs a column is, under the name it has now."""
+    if (column, part) in declared:
+        return declared.index((column, part))
+    parts = [name for _, name in declared]
+    if part not in parts:
+        raise invalid(f"Column {column!r} is filled with {part!r}, which its function does not return: {parts}")
+    return parts.index(part)
 
 
 def computed_field(schema: pa.Schema, name: str, expression: str) -> pa.Field:
     """The all-null field that declares ``name`` as a computed column, exactly as LanceDB writes it."""
     import pyarrow as pa
 
+    _check_name(name)
     check_expression(schema, expression)
     inputs = expression_inputs(schema, expression)
     if any(parse_path(path)[0] == name for path in inputs):
@@ -170,6 +222,7 @@ def virtual_fields(schema: pa.Schema, entry: Mapping[str, Any]) -> list[pa.Field
     group = hashlib.sha256(text.encode()).hexdigest()[:32]
     fields = []
     for output in outputs:
+        _check_name(output["column"])
         if output.get("nullable") is False:
             raise invalid(f"Output {output['column']!r} must be nullable: the column starts out all null")
         stated = {"name": output["column"], "type": output["data_type"], "nullable": True}

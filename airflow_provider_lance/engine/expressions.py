@@ -21,6 +21,7 @@ _UNSTABLE_FUNCTIONS = ("random", "rand", "uuid", "now", "today", "current_date",
 _UNSTABLE_WORDS = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
 _ROW_WORDS = re.compile(r"\b(_rowid|_rowaddr|_rowoffset|_row_created_at_version|_row_last_updated_at_version)\b", re.I)
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`")
+_LITERAL = re.compile(r"'(?:[^']|'')*'")
 _PATH_SEGMENT = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 
@@ -53,9 +54,10 @@ def find_field(schema: pa.Schema, path: str) -> pa.Field:
     found = None
     for depth, name in enumerate(segments):
         if name not in fields:
-            where = f" in {format_path(segments[:depth])}" if depth else ""
-            there = ", ".join(sorted(fields)) or "nothing"
-            raise no_column(f"There is no column {path!r}: {name!r} is not{where}, which has {there}")
+            there = ", ".join(sorted(fields)) or "none"
+            if depth:
+                raise no_column(f"There is no field {name!r} in {format_path(segments[:depth])}, which has {there}.")
+            raise no_column(f"There is no column {name!r}; the table has {there}.")
         found = fields[name]
         kind = found.type
         fields = {kind.field(i).name: kind.field(i) for i in range(kind.num_fields)} if _is_struct(kind) else {}
@@ -79,33 +81,62 @@ def check_expression(schema: pa.Schema, expression: str) -> None:
     for name in _UNSTABLE_WORDS:
         if name not in columns and re.search(rf"\b{name}\b", bare, re.I):
             raise invalid(f"{name} gives another value on every run; a computed column cannot use it")
-    row = _ROW_WORDS.search(_unquote_backticks(expression))
+    row = _ROW_WORDS.search(_LITERAL.sub(" ", expression))
     if row:
         raise invalid(f"{row[1]} changes when rows move; a computed column cannot use it")
 
 
-def _unquote_backticks(expression: str) -> str:
-    return re.sub(r"'(?:[^']|'')*'", " ", expression)
-
-
 def expression_type(schema: pa.Schema, expression: str) -> pa.DataType:
     """The Arrow type of an SQL expression over ``schema``; planning errors become ``InvalidInputError``."""
-    return _storable(_planned(schema, expression).field("x").type)
+    return _storable(_planned(schema, expression).field("x"))
 
 
 def expression_inputs(schema: pa.Schema, expression: str) -> tuple[str, ...]:
-    """The leaf columns an expression reads: those without which it cannot be planned."""
+    """The columns an expression reads: those without which it cannot be planned.
+
+    Leaves, but a struct where the expression speaks of it as a whole (``s IS NULL``).
+    """
     _planned(schema, expression)
-    words = expression.lower()
-    found = []
-    for path in _leaves(schema):
-        if path[-1].lower() not in words and path[0].lower() not in words:
-            continue
-        try:
-            _plan(_without(schema, path), expression)
-        except _NotPlanned:
-            found.append(format_path(path))
-    return tuple(found)
+    return _inputs(_serialized(schema), expression)
+
+
+@functools.lru_cache(maxsize=64)
+def _inputs(serialized: bytes, expression: str) -> tuple[str, ...]:
+    schema = _deserialized(serialized)
+    text = _LITERAL.sub(" ", expression)
+    words = text.lower()
+
+    def needed(field: pa.Field, above: tuple[str, ...]) -> list[tuple[str, ...]]:
+        path = (*above, field.name)
+        if path[0].lower().replace("`", "``") not in words or _can_plan(_without(schema, path), expression):
+            return []
+        inner = [found for part in _children(field) for found in needed(part, path)]
+        return inner if inner and not _stands_alone(field.name, text) else [path]
+
+    found = [path for field in schema for path in needed(field, ())]
+    return tuple(format_path(path) for path in found if _is_spelled(path[0], text, schema))
+
+
+def _can_plan(schema: pa.Schema, expression: str) -> bool:
+    try:
+        _plan(schema, expression)
+    except _NotPlanned:
+        return False
+    return True
+
+
+def _stands_alone(name: str, text: str) -> bool:
+    """Whether a struct's name occurs without one of its fields after it."""
+    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)`?\s*(?![\s.`])", text, re.I))
+
+
+def _is_spelled(name: str, text: str, schema: pa.Schema) -> bool:
+    """Of columns whose names differ by case alone Lance takes the one that is spelled exactly so."""
+    if not any(other != name and other.lower() == name.lower() for other in schema.names):
+        return True
+    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)) or not any(
+        other.lower() == name.lower() and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", text) for other in schema.names
+    )
 
 
 def check_filter(schema: pa.Schema, where: str) -> tuple[str, ...]:
@@ -134,55 +165,64 @@ class _NotPlanned(Exception):
 
 def _plan(schema: pa.Schema, expression: str) -> pa.Schema:
     try:
-        return _empty(schema).scanner(columns={"x": expression}, with_row_id=True).projected_schema
+        return _empty(_serialized(schema)).scanner(columns={"x": expression}, with_row_id=True).projected_schema
     except (ValueError, OSError, TypeError) as error:
         # Lance appends the place in its own source; a person who wrote the expression has no use for it.
         reason = re.sub(r", /\S+\.rs:\d+:\d+$", "", str(error)).removeprefix("Invalid user input: ")
         raise _NotPlanned(f"{expression!r}: {reason}") from None
 
 
-@functools.lru_cache(maxsize=64)
-def _empty(schema: pa.Schema) -> Any:
-    import lance
+def _serialized(schema: pa.Schema) -> bytes:
+    """A schema as the key of a cache: not every type of Lance's own can be hashed."""
     import pyarrow as pa
 
     # Metadata off: encodings such as blobs need storage options that an empty table in memory does not have.
-    bare = pa.schema([field.remove_metadata() for field in schema])
-    return lance.write_dataset(bare.empty_table(), "memory://")
+    return pa.schema([field.remove_metadata() for field in schema]).serialize().to_pybytes()
 
 
-def _leaves(schema: pa.Schema) -> list[tuple[str, ...]]:
-    def walk(field: pa.Field, above: tuple[str, ...]) -> list[tuple[str, ...]]:
-        here = (*above, field.name)
-        if _is_struct(field.type) and field.type.num_fields:
-            return [leaf for i in range(field.type.num_fields) for leaf in walk(field.type.field(i), here)]
-        return [here]
+def _deserialized(serialized: bytes) -> pa.Schema:
+    import lance  # noqa: F401  (registers its own types)
+    import pyarrow as pa
 
-    return [leaf for field in schema for leaf in walk(field, ())]
+    return pa.ipc.read_schema(pa.py_buffer(serialized))
+
+
+@functools.lru_cache(maxsize=64)
+def _empty(serialized: bytes) -> Any:
+    import lance
+
+    return lance.write_dataset(_deserialized(serialized).empty_table(), "memory://")
+
+
+def _children(field: pa.Field) -> list[pa.Field]:
+    return [field.type.field(i) for i in range(field.type.num_fields)] if _is_struct(field.type) else []
 
 
 def _without(schema: pa.Schema, path: tuple[str, ...]) -> pa.Schema:
+    """The schema without a field, and without others that Lance would take for it: it finds names in any case."""
     import pyarrow as pa
 
     def drop(fields: Sequence[pa.Field], rest: tuple[str, ...]) -> list[pa.Field]:
         kept = []
         for field in fields:
-            if field.name != rest[0]:
+            if field.name.lower() != rest[0].lower():
                 kept.append(field)
             elif len(rest) > 1:
-                children = drop([field.type.field(i) for i in range(field.type.num_fields)], rest[1:])
-                kept.append(pa.field(field.name, pa.struct(children)))
+                kept.append(pa.field(field.name, pa.struct(drop(_children(field), rest[1:]))))
         return kept
 
     return pa.schema(drop(list(schema), path))
 
 
-def _storable(kind: pa.DataType) -> pa.DataType:
-    """Lance's planner answers with view types for some functions (``md5``); tables store the plain ones."""
+def _storable(field: pa.Field) -> pa.DataType:
+    """Lance's planner answers with view types for some functions (``md5``), and with a blob's place in its file; tables
+    store the plain types, and what is read of a blob are its bytes."""
     import pyarrow as pa
 
-    if pa.types.is_string_view(kind):
+    if pa.types.is_string_view(field.type):
         return pa.string()
-    if pa.types.is_binary_view(kind):
+    if pa.types.is_binary_view(field.type):
         return pa.binary()
-    return kind
+    if (field.metadata or {}).get(b"lance-encoding:blob") == b"true":
+        return pa.large_binary()
+    return field.type

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -117,7 +117,9 @@ class Function:
         assert rule.envelope is not None
         self.function = load(rule.envelope)
         self.call = rule.envelope.call
-        self.parts = rule.struct_fields
+        self.parts = rule.struct_fields if rule.places else ()
+        self.places = rule.places
+        self.names = (*rule.targets, *rule.struct_fields)
         self.schema = schema
         self.types = schema.types
         self.policy = policy
@@ -151,15 +153,15 @@ class Function:
 
         def build(rows: list[Any]) -> list[pa.Array]:
             if not self.parts:
-                return [pa.array(rows, type=self.schema.types[0])]
+                return [exact_array(rows, self.types[0])]
             return [
-                pa.array([None if row is None else _part(row, name, at) for row in rows], type=part.type)
-                for at, (name, part) in enumerate(zip(self.parts, self.schema, strict=True))
+                exact_array([None if row is None else _part(row, name, at) for row in rows], kind)
+                for name, at, kind in zip(self.parts, self.places, self.types, strict=True)
             ]
 
         try:
             return pa.RecordBatch.from_arrays(build(results), schema=self.schema)
-        except (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError):
+        except Exception:
             # One value of another type spoils the whole conversion: find it, and treat it as a failed row.
             for index, result in enumerate(results):
                 try:
@@ -196,24 +198,36 @@ class Function:
     def _checked(self, result: Any, rows: int) -> pa.RecordBatch:
         """Whatever a batch function may return, as a batch of the target columns."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        if isinstance(result, pa.ChunkedArray):
+        if isinstance(result, pa.ChunkedArray | pa.Table):
             result = result.combine_chunks()
         if self.parts and isinstance(result, pa.StructArray):
-            columns = [result.field(name) for name in self.parts]
+            # Not result.field(): that has values where the struct itself is null.
+            columns = [pc.struct_field(result, name) for name in self.parts]
         elif self.parts:
             columns = [result[name] for name in self.parts]
-        elif isinstance(result, pa.RecordBatch):
-            columns = [result.column(0)]
+        elif isinstance(result, pa.RecordBatch | pa.Table):
+            columns = [self._only_column(result)]
         else:
             columns = [result]
+        columns = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
         arrays = []
         for column, kind in zip(columns, self.types, strict=True):
-            array = column if isinstance(column, pa.Array) else pa.array(column, type=kind)
+            array = column if isinstance(column, pa.Array) else exact_array(column, kind)
             if len(array) != rows:
                 raise ValueError(f"the function returned {len(array)} values for {rows} rows")
             arrays.append(array if array.type == kind else array.cast(kind))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _only_column(self, result: pa.RecordBatch | pa.Table) -> pa.Array:
+        """Of a function with one output: the column named as its target or as the part of the result it declared."""
+        if result.num_columns == 1:
+            return result.column(0)
+        for name in self.names:
+            if name in result.schema.names:
+                return result.column(name)
+        raise ValueError(f"the function returned columns {result.schema.names}, none of them named {self.names[0]!r}")
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
         for attempt in range(self.policy.retries + 1):
@@ -233,7 +247,67 @@ class Function:
 
 
 def _part(row: Any, name: str, at: int) -> Any:
-    return row[at] if isinstance(row, tuple) else row[name]
+    if not isinstance(row, tuple | list):
+        return row[name]
+    if at >= len(row):
+        raise ValueError(f"the function returned {len(row)} values, too few for its output {name!r}")
+    return row[at]
+
+
+def exact_array(values: Any, kind: pa.DataType) -> pa.Array:
+    """Python values as an array. Arrow cuts 6.5 to the integer 6 without a word; here that is an error."""
+    import pyarrow as pa
+
+    array = pa.array(values, type=kind)
+    # Arrays of numbers, NumPy's and pandas', Arrow does not cut.
+    plain = isinstance(values, list | tuple) or str(getattr(values, "dtype", "")) == "object"
+    if plain and _holds_whole_numbers(kind):
+        _check_whole(values, kind)
+    return array
+
+
+def _holds_whole_numbers(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        return True
+    return any(_holds_whole_numbers(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _check_whole(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Refuse numbers with a fraction where whole ones are stored. Mostly the set of their Python types settles it."""
+    import decimal
+
+    import numpy as np
+    import pyarrow as pa
+
+    if not kind.num_fields:
+        fractions = (float, decimal.Decimal, np.floating)
+        suspects = any(issubclass(found, fractions) for found in set(map(type, values)))
+        for value in values if suspects else ():
+            if isinstance(value, fractions) and value != int(value):
+                raise ValueError(f"{value} is not a whole number, which a column of {kind} holds")
+        return
+    present = [value for value in values if value is not None]
+    if pa.types.is_map(kind):
+        present = [value.items() if isinstance(value, dict) else value for value in present]
+    parts: list[tuple[pa.DataType, list[Any]]]
+    if pa.types.is_struct(kind):
+        parts = [(part.type, [_member(value, part.name, at) for value in present]) for at, part in enumerate(kind)]
+    else:
+        parts = [(kind.field(0).type, list(itertools.chain.from_iterable(present)))]
+    for part, members in parts:
+        if _holds_whole_numbers(part):
+            _check_whole(members, part)
+
+
+def _member(value: Any, name: str, at: int) -> Any:
+    """A field of what Arrow takes for a struct: a dictionary, its items, or the values in order."""
+    if isinstance(value, tuple):
+        return value[at]
+    return dict(value).get(name)
 
 
 def _describe(error: BaseException) -> str:

@@ -96,7 +96,8 @@ class BackfillRequest:
         if self.on_error is None and self.retries is None:
             return rule.policy
         inherited = rule.policy
-        return ErrorPolicy.of(self.on_error or inherited.on_error, self.retries)
+        retries = inherited.retries or None if self.retries is None else self.retries
+        return ErrorPolicy.of(self.on_error or inherited.on_error, retries)
 
 
 def validate_request(

@@ -61,7 +61,7 @@ class TableFiles:
         try:
             return sorted(str(path) for path in self._session.list(folder))
         except OSError as error:
-            if _is_missing(error):
+            if is_missing(error):
                 return []
             raise
 
@@ -73,7 +73,7 @@ class TableFiles:
         try:
             self._session.delete_file(path)
         except OSError as error:
-            if not _is_missing(error):
+            if not is_missing(error):
                 raise
 
     def read_bytes(self, path: str) -> bytes | None:
@@ -82,7 +82,7 @@ class TableFiles:
             try:
                 self._session.download_file(path, scratch)
             except OSError as error:
-                if _is_missing(error):
+                if is_missing(error):
                     return None
                 raise
             with open(scratch, "rb") as file:
@@ -104,7 +104,8 @@ class TableFiles:
         return None
 
 
-def _is_missing(error: OSError) -> bool:
+def is_missing(error: Exception) -> bool:
+    """Whether an error of the storage says that a file, or a version of a table, is not there."""
     text = str(error).lower()
     return isinstance(error, FileNotFoundError) or "not found" in text or "no such file" in text
 
@@ -123,13 +124,16 @@ def field_ids(dataset: LanceDataset, paths: Iterable[str]) -> frozenset[int]:
     """The ids of everything a field path covers, itself and its children: data files list leaves or all of them,
     depending on the storage version."""
     from airflow_provider_lance.engine.expressions import parse_path
+    from airflow_provider_lance.engine.refusals import no_column
 
     found: set[int] = set()
     for path in paths:
         fields = dataset.lance_schema.fields()
         chosen = None
         for name in parse_path(path):
-            chosen = next(child for child in fields if child.name() == name)
+            chosen = next((child for child in fields if child.name() == name), None)
+            if chosen is None:
+                raise no_column(f"There is no column {path!r} in version {dataset.version} of the table.")
             fields = chosen.children()
         stack = [chosen]
         while stack:

@@ -10,7 +10,13 @@ import pytest
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from airflow_provider_lance.engine.columns import column_rule, computed_field, virtual_column_entry, virtual_fields
-from airflow_provider_lance.engine.expressions import expression_inputs, find_field, format_path, parse_path
+from airflow_provider_lance.engine.expressions import (
+    expression_inputs,
+    expression_type,
+    find_field,
+    format_path,
+    parse_path,
+)
 from airflow_provider_lance.engine.request import BackfillRequest, check_storable, validate_request
 from airflow_provider_lance.engine.udf import ErrorPolicy, UdfEnvelope, UdfError, UdfPolicy, load, udf, wrap
 
@@ -56,12 +62,53 @@ def test_a_computed_field_is_declared_as_lancedb_declares_it():
         ("length(text) + id", ("id", "text")),
         ("s.`b c`.d * 2", ("s.`b c`.d",)),
         ("TEXT", ("text",)),
+        ("s IS NULL", ("s",)),
+        ("s.`b c` IS NULL", ("s.`b c`",)),
+        ("s.a + cast(s IS NULL as int)", ("s",)),
+        ("`s`.a + id", ("id", "s.a")),
         ("'text'", ()),
         ("1 + 1", ()),
     ],
 )
 def test_inputs_are_what_an_expression_cannot_do_without(expression, inputs):
     assert expression_inputs(SCHEMA, expression) == inputs
+
+
+@pytest.mark.parametrize(("expression", "inputs"), [("a + 0", ("a",)), ("`A` + 0", ("A",)), ("a + `A`", ("a", "A"))])
+def test_columns_whose_names_differ_by_case_are_told_apart(expression, inputs):
+    assert expression_inputs(pa.schema([("a", pa.int64()), ("A", pa.int64())]), expression) == inputs
+
+
+def test_a_table_with_blobs_has_expressions_too():
+    import lance
+
+    schema = pa.schema([*SCHEMA, lance.blob_field("blob")])
+    assert computed_field(schema, "n", "id + 1").type == pa.int64()
+    assert expression_inputs(schema, "blob IS NULL") == ("blob",)
+    assert expression_type(schema, "blob") == pa.large_binary()
+    validate_request({"column": "n", "where": "id = 1"}, pa.schema([*schema, computed_field(schema, "n", "id")]))
+
+
+def test_inputs_that_a_declaration_does_not_state_are_found():
+    field = computed_field(SCHEMA, "n", "s.a + id")
+    stated = field.with_metadata({**field.metadata, b"computed_column.inputs": b'["s"]'})
+    assert column_rule(pa.schema([*SCHEMA, stated]), "n").inputs == ("s", "id")
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_a_renamed_input_is_named(virtual):
+    entry = virtual_column_entry(wrap("m:f"), inputs=["text"], outputs={"n": pa.int32()})
+    fields = virtual_fields(SCHEMA, entry) if virtual else [computed_field(SCHEMA, "n", "length(text)")]
+    schema = pa.schema([SCHEMA.field("id"), SCHEMA.field("text").with_name("body"), *fields])
+    with pytest.raises(TableColumnNotFoundError, match="'n' is made from 'text', which was renamed or dropped"):
+        validate_request({"column": "n"}, schema)
+
+
+def test_a_name_that_lance_cannot_read_is_refused_at_declaration():
+    with pytest.raises(InvalidInputError, match="backtick"):
+        computed_field(SCHEMA, "we`ird", "id")
+    with pytest.raises(InvalidInputError, match="backtick"):
+        virtual_fields(SCHEMA, virtual_column_entry(wrap("m:f"), inputs=["id"], outputs={"we`ird": pa.int32()}))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +145,10 @@ def test_broken_paths_are_refused(path):
 
 
 def test_a_missing_field_says_what_is_there():
-    with pytest.raises(TableColumnNotFoundError, match="'x' is not in s, which has a, b c"):
+    with pytest.raises(TableColumnNotFoundError, match=r"^There is no field 'x' in s, which has a, b c\.$"):
         find_field(SCHEMA, "s.x")
+    with pytest.raises(TableColumnNotFoundError, match=r"^There is no column 'length'; the table has id, s, text\.$"):
+        find_field(SCHEMA, "length")
 
 
 def test_an_unknown_kind_of_computed_column_is_left_alone():
@@ -235,6 +284,22 @@ def test_a_full_request_is_read_to_the_letter():
     validate_request(body, with_computed(), options={"plan": "true", "max_failed_rows": "5"})
     parsed = BackfillRequest.parse(body, {"plan": "true", "max_failed_rows": "5"})
     assert (parsed.flush_seconds, parsed.plan, parsed.max_failed_rows, parsed.manifest) == (2.5, True, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ({}, ErrorPolicy("fail", 5)),
+        ({"on_error": "null"}, ErrorPolicy("null", 5)),
+        ({"on_error": "retry"}, ErrorPolicy("fail", 5)),
+        ({"on_error": "null", "retries": "0"}, ErrorPolicy("null", 0)),
+        ({"retries": "1"}, ErrorPolicy("fail", 1)),
+    ],
+)
+def test_a_request_changes_only_that_part_of_the_error_policy_it_names(options, policy):
+    entry = virtual_column_entry(wrap("m:f", retries=5), inputs=["id"], outputs={"n": pa.int32()})
+    rule = column_rule(pa.schema([*SCHEMA, *virtual_fields(SCHEMA, entry)]), "n")
+    assert BackfillRequest.parse({"column": "n"}, options).error_policy(rule) == policy
 
 
 def test_types_whose_files_lance_cannot_read_back_are_refused():

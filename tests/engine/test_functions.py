@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from decimal import Decimal
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -13,6 +15,7 @@ from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.engine.columns import virtual_column_entry, virtual_fields
 from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.functions import exact_array
 from airflow_provider_lance.engine.udf import wrap
 
 from .backfills import assert_filled, backfill, column, declare_function, people
@@ -74,6 +77,99 @@ def test_batch_function_with_several_outputs(spark, uri):
     declare_function(people(uri), parts, ["text"], {"size": pa.int32(), "upper": pa.string()}, call="batch")
     backfill(spark, uri, "size")
     assert_filled(uri, "upper", lambda row: (row["text"] or "").upper())
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_an_output_keeps_its_place_when_another_one_is_dropped(spark, uri, kind):
+    outputs = {"a": pa.int64(), "n": pa.int64(), "c": pa.int64()}
+    declare_function(people(uri), lambda i: kind([i, i * 10, i * 100]), ["id"], outputs)
+    lance.dataset(uri).drop_columns(["a"])
+    assert backfill(spark, uri, "n")["columns"] == ["n", "c"]
+    assert_filled(uri, rule=lambda row: row["id"] * 10)
+    assert_filled(uri, "c", rule=lambda row: row["id"] * 100)
+
+
+def test_too_few_outputs_are_a_failed_row(spark, uri):
+    outputs = {"a": pa.int64(), "n": pa.int64()}
+    declare_function(people(uri), lambda i: (i,) if i == 7 else (i, i), ["id"], outputs, on_error="null")
+    result = backfill(spark, uri, "n")
+    assert [row["message"] for row in result["failed_rows"]] == [
+        "ValueError: the function returned 1 values, too few for its output 'n'"
+    ]
+    assert_filled(uri, rule=lambda row: None if row["id"] == 7 else row["id"])
+
+
+def test_a_null_struct_is_null_in_every_output(spark, uri):
+    def parts(batch):
+        odd = pc.equal(pc.bit_wise_and(batch.column(0), 1), 1)
+        texts = pa.array(["text"] * batch.num_rows)
+        return pa.StructArray.from_arrays([batch.column(0), texts], ["a", "n"], mask=odd)
+
+    declare_function(people(uri), parts, ["id"], {"a": pa.int64(), "n": pa.string()}, call="batch")
+    backfill(spark, uri, "n")
+    assert_filled(uri, "a", rule=lambda row: None if row["id"] % 2 else row["id"])
+    assert_filled(uri, rule=lambda row: None if row["id"] % 2 else "text")
+
+
+@pytest.mark.parametrize("make", [pa.record_batch, pa.table])
+def test_the_column_of_a_batch_is_found_by_name(spark, uri, make):
+    def tripled(batch):
+        return make({"id": batch.column(0), "n": pc.multiply(batch.column(0), 3)})
+
+    declare_function(people(uri), tripled, ["id"], {"n": pa.int64()}, call="batch")
+    lance.dataset(uri).alter_columns({"path": "n", "name": "renamed"})
+    backfill(spark, uri, "renamed")
+    assert_filled(uri, "renamed", rule=lambda row: row["id"] * 3)
+
+
+def test_the_only_column_of_a_batch_needs_no_name(spark, uri):
+    declare_function(people(uri), lambda batch: pa.table({"x": batch[0]}), ["id"], {"n": pa.int64()}, call="batch")
+    backfill(spark, uri, "n")
+    assert_filled(uri, rule=lambda row: row["id"])
+
+
+def test_several_columns_of_which_none_is_the_target_are_refused(spark, uri):
+    def pair(batch):
+        return pa.record_batch({"x": batch.column(0), "y": batch.column(0)})
+
+    declare_function(people(uri), pair, ["id"], {"n": pa.int64()}, call="batch")
+    with pytest.raises(JobError, match=r"returned columns \['x', 'y'\], none of them named 'n'"):
+        backfill(spark, uri, "n")
+
+
+def test_a_fraction_is_not_cut_to_a_whole_number(spark, uri):
+    declare_function(people(uri), lambda i: i / 2, ["id"], {"n": pa.int64()}, on_error="null")
+    result = backfill(spark, uri, "n")
+    assert (result["rows_assigned"], result["rows_failed"]) == (50, 50)
+    assert result["failed_rows"][0]["message"].endswith(".5 is not a whole number, which a column of int64 holds")
+    assert_filled(uri, rule=lambda row: None if row["id"] % 2 else row["id"] // 2)
+
+
+ITEMS = pa.struct([("a", pa.int32()), ("b", pa.float32())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "fraction"),
+    [
+        (pa.uint8(), 3.0, 2.5),
+        (pa.int64(), Decimal(3), Decimal("2.5")),
+        (pa.int64(), np.float32(3), np.float32(2.5)),
+        (pa.dictionary(pa.int32(), pa.int64()), 3, 2.5),
+        (pa.timestamp("s"), 3, 2.5),
+        (pa.list_(pa.int32()), [3, None], [3, 2.5]),
+        (pa.list_(pa.int32(), 2), [3, 4], [3, 2.5]),
+        (pa.list_(pa.int32()), np.array([3.0]), np.array([2.5])),
+        (pa.list_(ITEMS), [{"a": 3, "b": 2.5}, None], [{"a": 2.5}]),
+        (ITEMS, {"b": 2.5}, {"a": 2.5}),
+        (ITEMS, (3, 2.5), (2.5, 3)),
+        (pa.map_(pa.string(), pa.int32()), {"x": 3}, {"x": 2.5}),
+        (pa.map_(pa.string(), pa.int32()), [("x", 3)], [("x", 2.5)]),
+    ],
+)
+def test_whole_numbers_are_whole_at_any_depth(kind, whole, fraction):
+    assert exact_array([whole, None], kind) == pa.array([whole, None], kind)
+    with pytest.raises(ValueError, match=r"2\.5 is not a whole number"):
+        exact_array([None, fraction], kind)
 
 
 OUTPUTS = {
