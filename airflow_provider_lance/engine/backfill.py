@@ -5,7 +5,6 @@ This is the driver's story from request to result; each chapter lives in its own
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -16,14 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.api.jobs import Progress
 from airflow_provider_lance.engine import faults
-from airflow_provider_lance.engine.checkpoint import FilledFragment, Part, column_folder, read_remains
+from airflow_provider_lance.engine.checkpoint import (
+    FilledFragment,
+    Part,
+    column_folder,
+    job_name,
+    read_remains,
+    whole_files,
+)
 from airflow_provider_lance.engine.columns import column_rule
 from airflow_provider_lance.engine.commit import Committer
 from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError
 from airflow_provider_lance.engine.fill import FlushPolicy, Order, TaskFailure, TaskResult
 from airflow_provider_lance.engine.freshness import load_record, save_record
 from airflow_provider_lance.engine.orphans import remove_orphans
-from airflow_provider_lance.engine.plan import Plan, describe_plan, group_tasks, make_plan
+from airflow_provider_lance.engine.plan import Plan, describe_plan, failed_rows, group_tasks, make_plan
 from airflow_provider_lance.engine.progress import ProgressMeter, TaskFigures
 from airflow_provider_lance.engine.publish import Published, Publisher
 from airflow_provider_lance.engine.request import BackfillRequest, validate_request
@@ -33,6 +39,7 @@ from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.watched import Room
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from lance import LanceDataset
 
 log = logging.getLogger(__name__)
@@ -60,7 +67,7 @@ class _Backfill:
         dataset = self._pin()
         self.rule = column_rule(dataset.schema, self.request.column)
         self.pinned = dataset
-        self.target_ids = field_ids(dataset, self.rule.targets)
+        self.target_ids = field_ids(dataset, self.rule.target_paths)
         self.input_ids = field_ids(dataset, self.rule.inputs)
         self.files = self.table.files()
         self.folder = column_folder(min(self.target_ids))
@@ -92,13 +99,14 @@ class _Backfill:
     # --- the story ---------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        self.record = load_record(self.files, self.folder, self.rule.fingerprint, self.input_ids, self.target_ids)
+        self.record = load_record(self.files, self.folder, self.rule, self.input_ids, self.target_ids)
         self.saved_version = self.record.version
         self.record.follow(self.table, self.pinned, self._open)
         remains = read_remains(self.files, self.folder)
         self.left_behind = bool(remains.journals or remains.parts or remains.markers)
-        self.finished = self._usable(remains.finished)
-        self.parts = remains.parts_by_key()
+        finished = remains.finished_for(self.context.job_id)
+        self.finished = whole_files(self.table, finished, self._target_types(self.pinned))
+        self.parts = remains.parts_for(self.context.job_id)
         self._resume()
         plan = self._plan(self.pinned)
         self.scope_rows = self.published.assigned + self.published.failed + plan.rows + plan.left_rows
@@ -148,6 +156,7 @@ class _Backfill:
                     return
                 self.reporter.check()
                 dataset = self._open()
+                self._check_column(dataset)
                 self.record.follow(self.table, dataset, self._open)
                 self.finished |= {filled.key: filled for filled in conflicts}
                 plan = self._plan(dataset)
@@ -163,6 +172,35 @@ class _Backfill:
             "the backfill again when the table is quieter.",
             retryable=True,
         )
+
+    def _check_column(self, dataset: LanceDataset) -> None:
+        """Whether this is still the column that was planned for.
+
+        Lance gives the id of a dropped column to the next one, so nothing else keeps the values out of a column they
+        were not made for.
+        """
+        from lance_namespace.errors import LanceNamespaceError
+
+        try:
+            rule = column_rule(dataset.schema, self.request.column)
+            same = (
+                rule.fingerprint == self.rule.fingerprint
+                and field_ids(dataset, rule.target_paths) == self.target_ids
+                and field_ids(dataset, rule.inputs) == self.input_ids
+                and self._target_types(dataset) == self._target_types(self.pinned)
+            )
+            reason = "Its rule, its type or its inputs are others now: run the backfill again."
+        except LanceNamespaceError as error:
+            same, reason = False, str(error)
+        if not same:
+            raise JobError(
+                "commit",
+                f"Column {self.request.column!r} was dropped or redefined while it was filled; version "
+                f"{dataset.version} is left as it is. {reason}",
+            )
+
+    def _target_types(self, dataset: LanceDataset) -> list[pa.DataType]:
+        return [dataset.schema.field(name).type for name in self.rule.targets]
 
     def _start_spark(self) -> None:
         """Starting Spark takes seconds, on a busy cluster minutes: a job can be cancelled meanwhile."""
@@ -185,6 +223,8 @@ class _Backfill:
     def _round(self, plan: Plan) -> list[FilledFragment]:
         """Compute and commit one plan; returns the fragments that could not be committed at its version."""
         done = self.published.fragments
+        # The meter also counts what an earlier round computed and could not commit.
+        self.failed_before = self.published.failed - self.meter.rows_failed
         self.meter.phase(
             "compute",
             fragments_total=done + plan.fragments,
@@ -203,6 +243,7 @@ class _Backfill:
         for filled in plan.ready:
             self.meter.task_done(f"ready-{filled.key}", TaskFigures(1, filled.tally.rows, filled.tally.failed))
             publisher.add(filled)
+        self._check_failures(publisher)
         if plan.works:
             self._compute(plan, publisher)
         publisher.commit_all()
@@ -231,12 +272,11 @@ class _Backfill:
                 done, _ = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 self.reporter.check()
                 room.look()
-                self._check_failures()
+                self._check_failures(publisher)
                 for future in done:
                     task = pending.pop(future)
                     result = self._answer(future)
                     self.meter.task_done(result.task, result.figures)
-                    self._check_failures()
                     self.rows_computed += result.rows_computed
                     for filled in result.filled:
                         publisher.add(filled)
@@ -247,6 +287,7 @@ class _Backfill:
                         if not waiting[key]:
                             whole = [replace(works[key], parts=tuple(pieces[key]))]
                             pending[runner.submit(order, whole)] = whole
+                self._check_failures(publisher)
                 publisher.commit_due()
 
     def _order(self, plan: Plan) -> Order:
@@ -277,34 +318,23 @@ class _Backfill:
             raise JobError(answer.phase, answer.message, retryable=answer.retryable)
         return answer
 
-    def _check_failures(self) -> None:
+    def _check_failures(self, publisher: Publisher) -> None:
+        """Fail the job as soon as it is known that too many rows fail, and before any commit that has them."""
         limit = self.request.max_failed_rows
-        failed = self.meter.rows_failed
-        if limit is not None and failed > limit:
+        if limit is None:
+            return
+        # Running tasks tell of what they compute; finished fragments also of what an earlier attempt had computed.
+        running = self.failed_before + self.meter.rows_failed
+        finished = self.published.failed + sum(filled.tally.failed for filled in publisher.waiting)
+        failed = max(running, finished)
+        if failed > limit:
             raise JobError("compute", f"{failed:,} rows failed, more than max_failed_rows {limit:,}")
 
     # --- beginning and end -------------------------------------------------------------------------------------------
 
-    def _usable(self, finished: dict[str, FilledFragment]) -> dict[str, FilledFragment]:
-        """Finished fragments of earlier attempts whose file is there and whole."""
-        from lance.file import LanceFileReader
-
-        usable = {}
-        for key, filled in finished.items():
-            try:
-                reader = LanceFileReader(
-                    self.table.data_path(filled.path), storage_options=self.table.storage_options or None
-                )
-                if reader.num_rows() == filled.rows:
-                    usable[key] = filled
-            except (OSError, ValueError):
-                continue
-        return usable
-
     @property
     def _marker(self) -> str:
-        name = hashlib.sha256(self.context.job_id.encode()).hexdigest()[:16]
-        return f"{self.folder}/job-{name}.json"
+        return f"{self.folder}/job-{job_name(self.context.job_id)}.json"
 
     def _mark(self) -> None:
         """Where this job began, for the attempt that may have to continue it."""
@@ -368,10 +398,8 @@ class _Backfill:
             entry = self.record.get(identities[fragment.fragment_id])
             if entry is None:
                 remaining += fragment.physical_rows - fragment.num_deletions
-            elif entry.failed is None:
-                remaining += fragment.count_rows(f"`{self.rule.targets[0]}` IS NULL")
-            else:
-                remaining += len(entry.failed)
+            elif entry.failed != ():
+                remaining += failed_rows(fragment, entry, self.rule)[1]
         return remaining
 
     def _progress_host(self, plan: Plan) -> str | None:

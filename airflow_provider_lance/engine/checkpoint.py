@@ -7,10 +7,12 @@ nobody committed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +27,16 @@ FOLDER = "_backfill"
 OFFSET = "__offset"
 SAMPLES = 10  # failed rows told apart, per fragment
 MAX_FAILED_OFFSETS = 1000  # beyond, a fragment with failures is computed again as a whole
-_PART = re.compile(r"part-([0-9a-f]{32})-(\d+)-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}\.lance$")
+_PART = re.compile(r"part-([0-9a-f]{32})-(\d+)-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}(?:-([0-9a-f]{16}))?\.lance$")
 
 
 def column_folder(field_id: int) -> str:
     return f"{FOLDER}/{field_id}"
+
+
+def job_name(job_id: str) -> str:
+    """A job's id as part of a file's name."""
+    return hashlib.sha256(job_id.encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -114,7 +121,10 @@ class Journal:
 
 @dataclass(frozen=True)
 class Part:
-    """A durable stretch of one fragment's values, in a file named after what it holds."""
+    """A durable stretch of one fragment's values, in a file named after what it holds.
+
+    ``failed_in`` names the job in which the rule failed on some of its rows: another job tries them itself.
+    """
 
     key: str
     fragment_id: int
@@ -122,14 +132,15 @@ class Part:
     start: int
     stop: int
     path: str
+    failed_in: str | None = None
 
     @classmethod
     def parse(cls, path: str) -> Part | None:
         found = _PART.search(path)
         if not found:
             return None
-        fragment_id, read_version, start, stop = (int(number) for number in found.groups()[1:])
-        return cls(found[1], fragment_id, read_version, start, stop, path)
+        fragment_id, read_version, start, stop = (int(number) for number in found.groups()[1:5])
+        return cls(found[1], fragment_id, read_version, start, stop, path, found[6])
 
 
 @dataclass
@@ -138,13 +149,26 @@ class Remains:
 
     markers: list[str] = field(default_factory=list)
     journals: list[Journal] = field(default_factory=list)
-    finished: dict[str, FilledFragment] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
 
-    def parts_by_key(self) -> dict[str, list[Part]]:
+    def finished_for(self, job_id: str) -> dict[str, FilledFragment]:
+        """What a job may commit: everything finished, except where the rule failed on rows in another job.
+
+        That job may have allowed failures that this one does not, and what it failed for may be over.
+        """
+        return {
+            key: filled
+            for journal in self.journals
+            for key, filled in journal.finished.items()
+            if not filled.tally.failed or journal.job_id == job_id
+        }
+
+    def parts_for(self, job_id: str) -> dict[str, list[Part]]:
+        """The parts a job may continue from, by key; as in :meth:`finished_for`."""
         found: dict[str, list[Part]] = {}
         for part in self.parts:
-            found.setdefault(part.key, []).append(part)
+            if part.failed_in in (None, job_name(job_id)):
+                found.setdefault(part.key, []).append(part)
         return found
 
 
@@ -160,7 +184,6 @@ def read_remains(files: TableFiles, folder: str) -> Remains:
             journal = _read_journal(files, path)
             if journal is not None:
                 remains.journals.append(journal)
-                remains.finished.update(journal.finished)
     return remains
 
 
@@ -175,6 +198,29 @@ def _read_journal(files: TableFiles, path: str) -> Journal | None:
         finished={key: FilledFragment.from_dict(value) for key, value in document["finished"].items()},
         name=path.rpartition("journal-")[2].removesuffix(".json"),
     )
+
+
+def whole_files(
+    table: TableRef, finished: Mapping[str, FilledFragment], types: Sequence[pa.DataType]
+) -> dict[str, FilledFragment]:
+    """Those finished fragments whose file is there, whole and of the target columns' types."""
+    import pyarrow as pa
+    from lance.file import LanceFileReader
+
+    def fits(found: list[pa.DataType]) -> bool:
+        # A file does not know of Arrow's extension types.
+        return len(found) == len(types) and all(
+            kind == wanted or isinstance(wanted, pa.BaseExtensionType)
+            for kind, wanted in zip(found, types, strict=True)
+        )
+
+    whole = {}
+    for key, filled in finished.items():
+        with contextlib.suppress(OSError, ValueError):
+            reader = LanceFileReader(table.data_path(filled.path), storage_options=table.storage_options or None)
+            if reader.num_rows() == filled.rows and fits(reader.metadata().schema.types):
+                whole[key] = filled
+    return whole
 
 
 def disjoint(parts: Iterable[Part]) -> list[Part]:
@@ -200,20 +246,24 @@ def gaps(start: int, stop: int, parts: Iterable[Part]) -> list[tuple[int, int]]:
     return missing
 
 
-def write_part(table: TableRef, folder: str, part: Part, chunks: list[Chunk], schema: pa.Schema, tally: Tally) -> Part:
+def write_part(
+    table: TableRef, folder: str, part: Part, chunks: list[Chunk], schema: pa.Schema, tally: Tally, job_id: str
+) -> Part:
     """Make a stretch durable; returns the part with its path. The file appears only when it is complete."""
     import pyarrow as pa
     from lance.file import LanceFileWriter
 
     numbers = f"{part.fragment_id}-{part.read_version}-{part.start}-{part.stop}"
-    path = f"{folder}/part-{part.key}-{numbers}-{uuid.uuid4().hex[:8]}.lance"
+    failed_in = job_name(job_id) if tally.failed else None
+    suffix = f"-{failed_in}" if failed_in else ""
+    path = f"{folder}/part-{part.key}-{numbers}-{uuid.uuid4().hex[:8]}{suffix}.lance"
     stored = pa.schema([pa.field(OFFSET, pa.int64()), *schema])
     with LanceFileWriter(f"{table.base}/{path}", stored, storage_options=table.storage_options or None) as writer:
         writer.add_schema_metadata("tally", json.dumps(asdict(tally)))
         for chunk in chunks:
             arrays = [pa.array(chunk.offsets), *chunk.values.columns]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=stored))
-    return replace(part, path=path)
+    return replace(part, path=path, failed_in=failed_in)
 
 
 def read_tally(table: TableRef, part: Part) -> Tally:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 # number of rows is chosen from the width of the columns on disk instead.
 BATCH_BYTES = 8 << 20
 _ISOLATE_ROWS = 1024
+_EVALUATION = re.compile(
+    r"(?:LanceError\(Arrow\)|Query Execution error: (?:Error applying filter expression to batch: )?"
+    r"(?:Arrow|Execution) error): (.*)",
+    re.DOTALL,
+)
 _OFFSETS = 1 << 17  # numbered at once, where all rows are read: batches are too small to number one by one
 
 
@@ -199,7 +204,7 @@ def _sql(
                     position = int(batch.offsets[-1]) + 1
             return
         except ValueError as error:
-            if not _is_evaluation_error(error):
+            if evaluation_failure(error) is None:
                 raise
             # A scan stops at the first bad row of a batch; the rows around it are evaluated in ever smaller pieces.
             end = min(stop, position + _ISOLATE_ROWS)
@@ -218,14 +223,14 @@ def _isolate(
                 yield Chunk(batch.offsets, _typed(batch.values, schema))
         return
     except ValueError as error:
-        if not _is_evaluation_error(error):
+        reason = evaluation_failure(error)
+        if reason is None:
             raise
         if stop - start > 1:
             middle = (start + stop) // 2
             yield from _isolate(stretch, columns, schema, policy, start, middle)
             yield from _isolate(stretch, columns, schema, policy, middle, stop)
             return
-        reason = _reason(error)
         if policy.on_error == "fail":
             place = f"row {start} of fragment {stretch.fragment.fragment_id}"
             raise RowFailure(f"{columns[schema.names[0]]!r} failed on {place}: {reason}") from error
@@ -235,14 +240,13 @@ def _isolate(
         yield Chunk(np.array([start], dtype=np.int64), nulls, [(start, reason)])
 
 
-def _is_evaluation_error(error: Exception) -> bool:
-    """Lance marks what Arrow's kernels refuse (division by zero, casts); storage errors look different."""
-    return "LanceError(Arrow)" in str(error)
+def evaluation_failure(error: Exception) -> str | None:
+    """Why an expression has no value for some row (division by zero, casts); None where that is not what went wrong.
 
-
-def _reason(error: BaseException) -> str:
-    text = re.sub(r", /\S+\.rs:\d+:\d+$", "", str(error))
-    return text.removeprefix("External error: ").removeprefix("LanceError(Arrow): ") or type(error).__name__
+    Lance marks what Arrow's kernels and its own functions refuse; storage errors look different.
+    """
+    found = _EVALUATION.search(re.sub(r", /\S+\.rs:\d+:\d+$", "", str(error)))
+    return found[1] if found else None
 
 
 def _typed(values: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -259,7 +259,7 @@ class _FragmentTask:
     def _flush(self, start: int, stop: int) -> Part:
         order = self.order
         part = Part(self.work.key, self.work.fragment_id, order.version, start, stop, path="")
-        part = write_part(order.table, order.folder, part, self.memory, self.schema, self.tally)
+        part = write_part(order.table, order.folder, part, self.memory, self.schema, self.tally, order.job_id)
         faults.reach("part-durable")
         now = time.monotonic()
         self._size = order.flush.next(self.tally.rows, now - self._since) if self.tally.rows else self._size
@@ -314,14 +314,15 @@ class _FragmentTask:
         """The column as it is, deleted rows included, or None where the fragment never had it."""
         import pyarrow as pa
 
-        targets = field_ids(self.dataset, self.order.rule.targets)
+        paths = self.order.rule.target_paths
+        targets = field_ids(self.dataset, paths)
         if not any(not targets.isdisjoint(file.fields) for file in self.fragment.data_files()):
             return None
         scanner = self.fragment.scanner(
             columns=list(self.order.rule.targets),
             include_deleted_rows=True,
             with_row_id=True,
-            batch_size=batch_rows(self.order.table, self.fragment, self.order.rule.targets),
+            batch_size=batch_rows(self.order.table, self.fragment, paths),
             batch_readahead=2,
         )
         return (

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.commit import read_transactions
 from airflow_provider_lance.engine.identity import FragmentIdentity, Identities, identify
+from airflow_provider_lance.engine.table import field_ids, is_missing
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+    from airflow_provider_lance.engine.columns import ColumnRule
     from airflow_provider_lance.engine.table import TableFiles, TableRef
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,14 @@ class Fresh:
 
 @dataclass
 class FreshnessRecord:
-    """The fresh fragments of one column under one rule, as of ``version``.
+    """The fresh fragments of one column under one rule, as of ``version``. ``inputs`` are the rule's, as field paths.
 
     ``job`` is the last job that filled some, with the version it began at: should it die before its end is heard, its
     next attempt can tell from here what was done.
     """
 
     rule: str
+    inputs: tuple[str, ...]
     input_ids: frozenset[int]
     target_ids: frozenset[int]
     version: int = 0
@@ -108,7 +111,26 @@ class FreshnessRecord:
                 for group in mine:
                     self.fragments.pop(group.fragment_id, None)
                 return
-            self._fill(mine, properties, open_version(transaction.read_version))
+            read = self._as_read(transaction.read_version, open_version)
+            if read is None:
+                for group in mine:
+                    self.fragments.pop(group.fragment_id, None)
+            else:
+                self._fill(mine, properties, read)
+
+    def _as_read(self, version: int, open_version: Callable[[int], LanceDataset]) -> LanceDataset | None:
+        """The table as a backfill read it; None where that version is gone or had other inputs by these names."""
+        from lance_namespace.errors import TableColumnNotFoundError
+
+        try:
+            read = open_version(version)
+            return read if field_ids(read, self.inputs) == self.input_ids else None
+        except TableColumnNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            if is_missing(error):
+                return None
+            raise
 
     def _fill(self, groups: list[Any], properties: dict[str, str], read: LanceDataset) -> None:
         partial = set(json.loads(properties.get(PARTIAL, "[]")))
@@ -153,12 +175,14 @@ def sidecar_path(folder: str) -> str:
 
 
 def load_record(
-    files: TableFiles, folder: str, rule: str, input_ids: frozenset[int], target_ids: frozenset[int]
+    files: TableFiles, folder: str, rule: ColumnRule, input_ids: frozenset[int], target_ids: frozenset[int]
 ) -> FreshnessRecord:
-    """The saved record if it is of this rule, else an empty one: values of an older rule are stale."""
-    record = FreshnessRecord(rule, input_ids, target_ids)
+    """The saved record if it is of this rule and of these inputs, else an empty one: older values are stale."""
+    record = FreshnessRecord(rule.fingerprint, rule.inputs, input_ids, target_ids)
     document = files.read_json(sidecar_path(folder))
-    if not isinstance(document, dict) or document.get("format") != 1 or document.get("rule") != rule:
+    if not isinstance(document, dict) or document.get("format") != 1 or document.get("rule") != record.rule:
+        return record
+    if document.get("input_ids", sorted(input_ids)) != sorted(input_ids):
         return record
     record.version = int(document["version"])
     record.job = tuple(document["job"]) if document.get("job") else None
@@ -173,6 +197,7 @@ def save_record(files: TableFiles, folder: str, record: FreshnessRecord) -> None
     document = {
         "format": 1,
         "rule": record.rule,
+        "input_ids": sorted(record.input_ids),
         "version": record.version,
         "job": record.job,
         "fragments": {

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.checkpoint import FilledFragment, Part, disjoint, gaps
 from airflow_provider_lance.engine.columns import ColumnRule
-from airflow_provider_lance.engine.evaluate import column_bytes
-from airflow_provider_lance.engine.expressions import check_filter, format_path
+from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.evaluate import column_bytes, evaluation_failure
+from airflow_provider_lance.engine.expressions import check_filter
 from airflow_provider_lance.engine.fill import FragmentWork
-from airflow_provider_lance.engine.freshness import FreshnessRecord
+from airflow_provider_lance.engine.freshness import Fresh, FreshnessRecord
 from airflow_provider_lance.engine.identity import FragmentIdentity, identify
 from airflow_provider_lance.engine.request import BackfillRequest
 from airflow_provider_lance.engine.table import TableRef, field_ids
@@ -108,6 +109,8 @@ class _Selection:
         self.input_ids = record.input_ids
         self.key_ids = record.input_ids
         self.matches: Counter[int] = Counter()
+        # A file is made for a type: a column of the same id may have had another one when an earlier job filled it.
+        self.types = [str(dataset.schema.field(name).type) for name in rule.targets]
         if where is not None:
             self.key_ids = record.input_ids | field_ids(dataset, check_filter(dataset.schema, where))
             self.matches = count_matches(dataset, where)
@@ -118,21 +121,15 @@ class _Selection:
         path, version = self.done.get(identity.fragment_id, ("", 0))
         if live <= 0 or path in identity.targets or version > self.version:
             return None
+        entry = self.record.get(identity)
         if self.where is not None:
             matched = self.matches[identity.fragment_id]
-            return self._work(fragment, identity, matched, self.where, whole=False) if matched else None
-        entry = self.record.get(identity)
+            # Rows the clause leaves out stay as fresh as they are.
+            fresh = entry is not None and entry.failed == ()
+            return self._work(fragment, identity, matched, self.where, whole=fresh) if matched else None
         if entry is None:
             return self._work(fragment, identity, live, None, whole=True)
-        if entry.failed == ():
-            return None
-        if entry.failed is None:
-            again = f"{format_path([self.rule.targets[0]])} IS NULL"
-            count = fragment.count_rows(again)
-        else:
-            base = identity.fragment_id << 32
-            again = f"_rowaddr IN ({', '.join(str(base + offset) for offset in entry.failed)})"
-            count = len(entry.failed)
+        again, count = failed_rows(fragment, entry, self.rule)
         return self._work(fragment, identity, count, again, whole=True) if count else None
 
     def _work(
@@ -145,7 +142,7 @@ class _Selection:
         kept = read.targets if rows is not None else ()
         return FragmentWork(
             fragment_id=identity.fragment_id,
-            key=read.key(self.rule.fingerprint, sorted(self.target_ids), rows, kept),
+            key=read.key(self.rule.fingerprint, self.types, sorted(self.target_ids), sorted(self.key_ids), rows, kept),
             rows=identity.rows,
             live=live,
             start=0,
@@ -155,15 +152,32 @@ class _Selection:
         )
 
 
+def failed_rows(fragment: LanceFragment, entry: Fresh, rule: ColumnRule) -> tuple[str, int]:
+    """The live rows of a fresh fragment that are null because the rule failed on them: a filter, and how many."""
+    if entry.failed is None:
+        again = f"{rule.target_paths[0]} IS NULL"
+        return again, fragment.count_rows(again)
+    base = fragment.fragment_id << 32
+    again = f"_rowaddr IN ({', '.join(str(base + offset) for offset in entry.failed)})"
+    some_deleted = bool(entry.failed and fragment.num_deletions)
+    return again, fragment.count_rows(again) if some_deleted else len(entry.failed)
+
+
 def count_matches(dataset: LanceDataset, where: str) -> Counter[int]:
     """How many live rows of each fragment the clause selects: fragments without any are not touched."""
     import numpy as np
 
     found: Counter[int] = Counter()
-    for batch in dataset.scanner(columns=[], filter=where, with_row_address=True).to_batches():
-        ids, counts = np.unique(batch.column("_rowaddr").to_numpy() >> np.uint64(32), return_counts=True)
-        for fragment_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            found[fragment_id] += count
+    try:
+        for batch in dataset.scanner(columns=[], filter=where, with_row_address=True).to_batches():
+            ids, counts = np.unique(batch.column("_rowaddr").to_numpy() >> np.uint64(32), return_counts=True)
+            for fragment_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
+                found[fragment_id] += count
+    except ValueError as error:
+        reason = evaluation_failure(error)
+        if reason is None:
+            raise
+        raise JobError("plan", f"The where clause {where!r} fails on some row: {reason}") from error
     return found
 
 

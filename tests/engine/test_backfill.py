@@ -9,7 +9,7 @@ from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
 from airflow_provider_lance.engine.context import JobError, SilentReporter
 
-from .backfills import assert_filled, backfill, column, declare, people
+from .backfills import assert_filled, backfill, column, declare, declare_function, people
 
 
 @pytest.fixture
@@ -197,6 +197,44 @@ def test_sql_error_becomes_null_where_the_request_says_so(spark, tmp_path):
     # Only the failed rows are tried again.
     again = backfill(spark, uri, "n", options={"on_error": "null"})
     assert (again["rows_assigned"], again["rows_failed"], again["rows_computed"]) == (0, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("expression", "bad", "reason"),
+    [
+        ("decode(s, 'hex')", "zz", "Failed to decode from hex"),
+        ("chr(cast(s as bigint))", "-5", "invalid Unicode scalar value"),
+        ("factorial(cast(s as bigint))", "50", "Overflow happened"),
+    ],
+)
+def test_what_a_function_of_lance_refuses_is_a_failed_row(spark, tmp_path, expression, bad, reason):
+    uri = str(tmp_path / "t.lance")
+    table = pa.table({"id": range(5), "s": ["10", bad, "11", "12", "13"]})
+    declare(lance.write_dataset(table, uri), "n", expression)
+    with pytest.raises(JobError, match=f"failed on row 1 of fragment 0: {reason}") as caught:
+        backfill(spark, uri, "n")
+    assert not caught.value.retryable
+    result = backfill(spark, uri, "n", options={"on_error": "null"})
+    assert (result["rows_assigned"], result["rows_failed"]) == (4, 1)
+    assert [key for key, value in column(uri, "n").items() if value is None] == [1]
+
+
+def test_a_where_that_fails_on_a_row_fails_the_job_with_a_sentence(spark, uri):
+    with pytest.raises(JobError, match=r"^The where clause '10 / id > 1' fails on some row: Divide by zero error$"):
+        backfill(spark, uri, "n", where="10 / id > 1")
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_a_table_with_blobs_is_filled(spark, tmp_path, version):
+    uri = str(tmp_path / "t.lance")
+    blob = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    table = pa.table([range(4), [b"x" * i for i in range(4)]], schema=pa.schema([("id", pa.int64()), blob]))
+    declare(lance.write_dataset(table, uri, data_storage_version=version), "n", "id + 1")
+    declare_function(lance.dataset(uri), len, ["blob"], {"size": pa.int64()})
+    backfill(spark, uri, "n", where="id > 1")
+    backfill(spark, uri, "size")
+    assert column(uri, "n") == {0: None, 1: None, 2: 3, 3: 4}
+    assert column(uri, "size") == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
 def test_max_failed_rows_fails_the_job(spark, tmp_path):

@@ -150,3 +150,65 @@ def test_interleaved_writers_with_a_function_and_parts(spark, tmp_path):
     backfill(spark, uri, "n", task_size=8, checkpoint_size=3, reporter=Interleaving(writers))
     backfill(spark, uri, "n")
     assert_filled(uri, rule=lambda row: row["id"] * 3)
+
+
+def drop(uri):
+    lance.dataset(uri).drop_columns(["n"])
+
+
+def redeclare(uri, expression):
+    drop(uri)
+    declare(lance.dataset(uri), "n", expression)
+
+
+def add_after_restore(uri):
+    lance.dataset(uri, version=1).restore()
+    lance.dataset(uri).add_columns({"price": "id * 1000"})
+
+
+def add_plain(uri):
+    drop(uri)
+    lance.dataset(uri).add_columns({"n": "id * 1000"})
+
+
+def overwrite(uri):
+    lance.write_dataset(pa.table({"id": range(20), "other": ["x"] * 20}), uri, mode="overwrite", max_rows_per_file=10)
+
+
+REDEFINITIONS = {
+    "dropped": drop,
+    "another column with its id": add_after_restore,
+    "plain data by its name": add_plain,
+    "another expression": lambda uri: redeclare(uri, "length(text) * 1000"),
+    "another type": lambda uri: redeclare(uri, "upper(text)"),
+    "another table": overwrite,
+}
+
+
+@pytest.mark.parametrize("name", REDEFINITIONS)
+def test_a_column_dropped_or_redefined_meanwhile_is_left_as_it_is(spark, tmp_path, name):
+    uri = str(tmp_path / "t.lance")
+    declare(people(uri, rows=30), "n", "length(text) + id")
+    with pytest.raises(JobError, match="'n' was dropped or redefined while it was filled") as caught:
+        backfill(spark, uri, "n", reporter=Interleaving(lambda: REDEFINITIONS[name](uri)))
+    assert not caught.value.retryable
+    after = lance.dataset(uri)
+    after.validate()
+    assert after.read_transaction(after.version).transaction_properties in (None, {})
+    rows = after.to_table().to_pylist()
+    if "price" in after.schema.names:
+        assert all(row["price"] == row["id"] * 1000 for row in rows)
+    elif name == "plain data by its name":
+        assert all(row["n"] == row["id"] * 1000 for row in rows)
+    else:
+        assert all(row.get("n") is None for row in rows)
+
+
+def test_failed_rows_of_a_fragment_that_conflicts_count_once(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    table = pa.table({"id": range(30), "z": [0 if i % 10 == 4 else 1 for i in range(30)]})
+    declare(lance.write_dataset(table, uri, max_rows_per_file=10), "n", "id / z")
+    reporter = Interleaving(lambda: lance.dataset(uri).update({"z": "2"}, where="id % 10 = 6"))
+    result = backfill(spark, uri, "n", reporter=reporter, options={"on_error": "null", "max_failed_rows": "3"})
+    assert (result["rounds"], result["rows_failed"], result["rows_remaining"]) == (2, 3, 3)
+    assert_filled(uri, rule=lambda row: row["id"] // row["z"] if row["z"] else None)

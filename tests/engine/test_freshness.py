@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
+
 import lance
 import pyarrow as pa
 import pytest
 
 from airflow_provider_lance.engine.columns import computed_field
+from airflow_provider_lance.engine.context import SilentReporter
+from tests.columns_in_place import replace_column
 
-from .backfills import assert_filled, backfill, declare, people
+from .backfills import assert_filled, backfill, declare, die, people
 
 
 @pytest.fixture
@@ -83,8 +88,6 @@ def test_restoring_an_older_version_makes_it_stale_again(spark, filled):
 
 
 def test_cleaning_up_old_versions_keeps_the_record(filled):
-    from datetime import timedelta
-
     lance.dataset(filled).cleanup_old_versions(older_than=timedelta(0))
     assert backfill(None, filled, "n")["rows_assigned"] == 0
 
@@ -100,6 +103,95 @@ def test_failed_rows_survive_a_compaction(spark, tmp_path):
     lance.dataset(uri).update({"z": "1"}, where="id = 42")
     assert backfill(spark, uri, "n")["rows_remaining"] == 0
     assert_filled(uri, rule=lambda row: row["id"])
+
+
+@pytest.mark.parametrize("sidecar", [True, False])
+def test_an_input_dropped_and_added_anew_makes_everything_stale(spark, filled, tmp_path, sidecar):
+    lance.dataset(filled).drop_columns(["text"])
+    lance.dataset(filled).add_columns(pa.field("text", pa.string()))
+    if not sidecar:
+        next((tmp_path / "t.lance" / "_backfill").rglob("fresh.json")).unlink()
+    assert backfill(spark, filled, "n")["rows_assigned"] == 100
+    assert_filled(filled)
+
+
+@pytest.mark.parametrize("sidecar", [True, False])
+def test_another_column_in_the_place_of_an_input_makes_everything_stale(spark, tmp_path, sidecar):
+    uri = str(tmp_path / "t.lance")
+    dataset = lance.write_dataset(pa.table({"id": range(20), "x": range(20), "y": range(100, 120)}), uri)
+    declare(dataset, "n", "x + 1")
+    backfill(spark, uri, "n")
+    lance.dataset(uri).drop_columns(["x"])
+    lance.dataset(uri).alter_columns({"path": "y", "name": "x"})
+    if not sidecar:
+        next((tmp_path / "t.lance" / "_backfill").rglob("fresh.json")).unlink()
+    assert backfill(spark, uri, "n")["rows_assigned"] == 20
+    assert_filled(uri, rule=lambda row: row["id"] + 101)
+
+
+def test_a_record_that_does_not_name_its_inputs_ids_is_taken_at_its_word(filled, tmp_path):
+    [sidecar] = (tmp_path / "t.lance" / "_backfill").rglob("fresh.json")
+    document = json.loads(sidecar.read_text())
+    del document["input_ids"]
+    sidecar.write_text(json.dumps(document))
+    assert backfill(None, filled, "n")["rows_assigned"] == 0
+
+
+def test_a_struct_read_as_a_whole_is_an_input(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    kind = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    lance.write_dataset(pa.table({"id": range(6)}), uri).add_columns(pa.field("s", kind))
+    declare(lance.dataset(uri), "n", "id * 10 + cast(s IS NULL as int)")
+    backfill(spark, uri, "n")
+    dataset = lance.dataset(uri)
+    replace_column(dataset, "s", {f: pa.array([{"x": 1, "y": 2}] * 6, kind) for f in dataset.get_fragments()})
+    assert backfill(spark, uri, "n")["rows_assigned"] == 6
+    assert_filled(uri, rule=lambda row: row["id"] * 10)
+
+
+def test_a_commit_whose_version_was_cleaned_up_before_it_was_recorded_is_stale(spark, uri):
+    class Dying(SilentReporter):
+        def event(self, message, **details):
+            if message.startswith("Committed"):
+                die()
+
+    with pytest.raises(ConnectionAbortedError):
+        backfill(spark, uri, "n", reporter=Dying())
+    lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
+    assert backfill(spark, uri, "n")["rows_assigned"] == 100
+    assert backfill(None, uri, "n")["rows_assigned"] == 0
+
+
+def test_a_where_run_leaves_a_fresh_fragment_fresh(spark, filled):
+    assert backfill(spark, filled, "n", where="id = 3")["rows_computed"] == 1
+    assert backfill(None, filled, "n")["rows_remaining"] == 0
+    # But not one whose inputs changed: the rows left out are as stale as before.
+    lance.dataset(filled).update({"text": "'longer'"}, where="id >= 40 and id < 50")
+    assert backfill(spark, filled, "n", where="id = 43")["rows_computed"] == 1
+    assert backfill(spark, filled, "n")["rows_computed"] == 10
+    assert_filled(filled)
+
+
+def test_a_where_run_does_not_hide_rows_that_failed(spark, failed):
+    assert backfill(spark, failed, "n", where="id = 3", options={"on_error": "null"})["rows_assigned"] == 1
+    assert backfill(spark, failed, "n", options={"on_error": "null"})["rows_failed"] == 1
+
+
+def test_a_failed_row_that_was_deleted_does_not_remain(failed):
+    assert backfill(None, failed, "n", options={"plan": "true"})["rows_remaining"] == 1
+    lance.dataset(failed).delete("id = 2")
+    result = backfill(None, failed, "n")
+    assert (result["rows_remaining"], result["rows_assigned"]) == (0, 0)
+
+
+@pytest.fixture
+def failed(spark, uri, tmp_path):
+    """A column that is filled except for row 2, on which its rule fails."""
+    uri = str(tmp_path / "failed.lance")
+    table = pa.table({"id": range(10), "z": [0 if i == 2 else 1 for i in range(10)]})
+    declare(lance.write_dataset(table, uri), "n", "id / z")
+    backfill(spark, uri, "n", options={"on_error": "null"})
+    return uri
 
 
 def test_lancedb_refreshes_a_column_we_filled_and_the_other_way_round(spark, tmp_path):

@@ -10,7 +10,20 @@ import lance
 import pyarrow as pa
 import pytest
 
-from .backfills import assert_filled, backfill, declare, declare_function, people
+from airflow_provider_lance.engine.checkpoint import (
+    FilledFragment,
+    Part,
+    Tally,
+    column_folder,
+    read_remains,
+    whole_files,
+    write_part,
+)
+from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.functions import Chunk
+from airflow_provider_lance.engine.table import TableRef
+
+from .backfills import Interleaving, assert_filled, backfill, declare, declare_function, die, people
 from .drivers import start_spec
 
 KILLED = -signal.SIGKILL
@@ -143,6 +156,107 @@ def test_another_job_inherits_the_work_of_a_dead_one(spark, tmp_path, uri):
     assert (result["rows_computed"], result["rows_assigned"]) == (0, 100)
     assert_filled(uri)
     assert_nothing_left(uri)
+
+
+def dies_before_its_commit(spark, uri, **request):
+    """Finished fragments, each of them durable, and no commit."""
+    with pytest.raises(ConnectionAbortedError):
+        backfill(spark, uri, "n", reporter=Interleaving(die), checkpoint_size=1, concurrency=1, **request)
+
+
+def test_work_for_a_column_of_another_type_is_not_taken_over(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    declare_function(people(uri), "tests.engine.functions:double", ["id"], {"n": pa.int64()})
+    dies_before_its_commit(spark, uri)
+    lance.dataset(uri).drop_columns(["n"])
+    declare_function(lance.dataset(uri), "tests.engine.functions:double", ["id"], {"n": pa.float64()})
+    assert backfill(spark, uri, "n")["rows_computed"] == 100
+    assert_filled(uri, rule=lambda row: row["id"] * 2.0)
+
+
+def test_work_from_an_input_that_another_column_replaced_is_not_taken_over(spark, tmp_path):
+    uri = str(tmp_path / "t.lance")
+    dataset = lance.write_dataset(pa.table({"id": range(20), "x": range(20), "y": range(100, 120)}), uri)
+    declare(dataset, "n", "x + 1")
+    dies_before_its_commit(spark, uri)
+    lance.dataset(uri).drop_columns(["x"])
+    lance.dataset(uri).alter_columns({"path": "y", "name": "x"})
+    backfill(spark, uri, "n")
+    assert_filled(uri, rule=lambda row: row["id"] + 101)
+
+
+def test_a_finished_file_is_used_only_if_it_is_whole_and_of_the_columns_type(tmp_path):
+    from lance.file import LanceFileWriter
+
+    table = TableRef(str(tmp_path))
+    schema = pa.schema([("n", pa.int64())])
+    with LanceFileWriter(table.data_path("f.lance"), schema, version="2.2") as writer:
+        writer.write_batch(pa.record_batch([pa.array([1, 2, 3])], schema=schema))
+
+    def usable(rows, kind, path="f.lance"):
+        return whole_files(table, {"k": FilledFragment(0, "k", rows, {"path": path}, Tally(), True)}, [kind])
+
+    assert usable(3, pa.int64())
+    assert not usable(4, pa.int64())
+    assert not usable(3, pa.float64())
+    assert not usable(3, pa.int64(), "gone.lance")
+
+
+@pytest.fixture
+def fragile(tmp_path):
+    """A table whose column fails on every tenth row while the file ``down`` is there."""
+    uri, down = str(tmp_path / "t.lance"), tmp_path / "down"
+    down.touch()
+
+    def call(number):
+        if number % 10 == 3 and down.exists():
+            raise ConnectionError("the service is down")
+        return number * 3
+
+    declare_function(people(uri), call, ["id"], {"n": pa.int64()}, on_error="null")
+    return uri, down
+
+
+def test_rows_that_failed_in_a_dead_job_are_tried_again_by_the_next_one(spark, fragile):
+    uri, down = fragile
+    dies_before_its_commit(spark, uri, job_id="dead")
+    down.unlink()
+    result = backfill(spark, uri, "n", job_id="alive", options={"on_error": "fail"})
+    assert (result["rows_assigned"], result["rows_failed"], result["rows_remaining"]) == (100, 0, 0)
+    assert_filled(uri, rule=lambda row: row["id"] * 3)
+
+
+def test_rows_that_failed_in_an_earlier_attempt_of_the_same_job_are_not_computed_again(spark, fragile):
+    uri, _ = fragile
+    dies_before_its_commit(spark, uri, job_id="job")
+    result = backfill(spark, uri, "n", job_id="job")
+    assert (result["rows_computed"], result["rows_assigned"], result["rows_failed"]) == (0, 90, 10)
+
+
+def test_max_failed_rows_counts_what_an_earlier_attempt_computed(spark, fragile):
+    uri, _ = fragile
+    dies_before_its_commit(spark, uri, job_id="job")
+    version = lance.dataset(uri).version
+    with pytest.raises(JobError, match="10 rows failed, more than max_failed_rows 9"):
+        backfill(spark, uri, "n", job_id="job", options={"max_failed_rows": "9"})
+    assert lance.dataset(uri).version == version
+
+
+def test_parts_with_failed_rows_are_for_their_own_job(tmp_path):
+    import numpy as np
+
+    table, folder, schema = TableRef(str(tmp_path)), column_folder(2), pa.schema([("n", pa.int64())])
+    chunk = Chunk(np.arange(2), pa.record_batch([pa.array([1, None])], schema=schema))
+    for start, failed in ((0, 0), (2, 1)):
+        part = Part("a" * 32, 7, 3, start, start + 2, path="")
+        write_part(table, folder, part, [chunk], schema, Tally(rows=2, failed=failed), "dead")
+    remains = read_remains(table.files(), folder)
+
+    def starts(job_id):
+        return [part.start for parts in remains.parts_for(job_id).values() for part in parts]
+
+    assert sorted(part.start for part in remains.parts) == [0, 2]
+    assert (starts("alive"), starts("dead")) == ([0], [0, 2])
 
 
 @pytest.mark.soak
