@@ -7,7 +7,7 @@ Runs in Spark's workers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from airflow_provider_lance.engine.table_function import (
     function_inputs,
     load_function,
     open_function,
+    rows_table,
 )
 from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID, ViewDefinition
 from airflow_provider_lance.engine.view_rows import cut_fragments
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 INPUT_ROW = "__input_row"
+# A source row's number in its batch, and what the function made of it.
+Rows = tuple[int, list[Any]]
 # Rows a function sees at once, bounded by bytes: a page of text is small, a film is not.
 BATCH_ROWS = 1024
 BATCH_BYTES = 32 << 20
@@ -70,24 +73,40 @@ class ChunkProducer:
             figures.bytes_read += batch.nbytes
             inputs = function_inputs(batch, self.paths)
             row_ids = batch.column(SOURCE_ROW_ID)
-            chunks = self._batch(expand, inputs, figures) if self.batch else self._rows(expand, inputs, figures)
-            yield from _with_row_ids(chunks, row_ids, self.output)
+            chunks = self._batch if self.batch else self._rows
+            yield from chunks(expand, inputs, row_ids, figures)
 
-    def _rows(self, expand: Callable[..., Any], inputs: pa.RecordBatch, figures: TaskFigures) -> pa.Table:
+    def _rows(
+        self, expand: Callable[..., Any], inputs: pa.RecordBatch, row_ids: pa.Array, figures: TaskFigures
+    ) -> list[pa.RecordBatch]:
         columns = [column.to_pylist() for column in inputs.columns]
-        names = self.output.names[:-1]
-        found: list[dict[str, Any]] = []
+        found: list[Rows] = []
         for number, values in enumerate(zip(*columns, strict=True)):
             rows = self._guarded(partial(_expand, expand, values), figures, 1)
-            for row in rows or ():
-                found.append({**_row(row, names), INPUT_ROW: number})
-        return _table(found, self.output)
+            if rows:
+                found.append((number, rows))
+        try:
+            chunks = _table(found, self.output)
+        except ValueError:
+            # One value of another type spoils the whole conversion: find its row, and treat it as failed.
+            chunks = _table([rows for rows in found if self._converts(rows, figures)], self.output)
+        return _with_row_ids(chunks, row_ids, self.output)
 
-    def _batch(self, expand: Callable[..., Any], inputs: pa.RecordBatch, figures: TaskFigures) -> pa.Table:
-        result = self._guarded(
-            lambda: _batch_result(expand(inputs), inputs.num_rows, self.output), figures, len(inputs)
-        )
-        return _table([], self.output) if result is None else result
+    def _batch(
+        self, expand: Callable[..., Any], inputs: pa.RecordBatch, row_ids: pa.Array, figures: TaskFigures
+    ) -> list[pa.RecordBatch]:
+        def call() -> list[pa.RecordBatch]:
+            return _with_row_ids(_batch_result(expand(inputs), len(inputs), self.output), row_ids, self.output)
+
+        return self._guarded(call, figures, len(inputs)) or []
+
+    def _converts(self, rows: Rows, figures: TaskFigures) -> bool:
+        try:
+            _table([rows], self.output)
+        except ValueError as error:
+            self._fail(error, figures, 1)
+            return False
+        return True
 
     def _guarded(self, call: Callable[[], Any], figures: TaskFigures, rows: int) -> Any:
         """The function's own error policy: try again, then fail the job or leave the row (or batch) out."""
@@ -97,12 +116,15 @@ class ChunkProducer:
                 return call()
             except Exception as error:
                 if attempt == policy.retries:
-                    if policy.on_error == "fail":
-                        raise failed("the view's function failed", error) from error
-                    figures.failed += rows
+                    self._fail(error, figures, rows)
                     return None
                 time.sleep(_RETRY_SECONDS * 2**attempt)
         return None
+
+    def _fail(self, error: Exception, figures: TaskFigures, rows: int) -> None:
+        if self.function.envelope.policy.on_error == "fail":
+            raise failed("the view's function failed", error) from error
+        figures.failed += rows
 
 
 class ChunkerView(QueryView):
@@ -170,15 +192,6 @@ def _expand(expand: Callable[..., Any], values: tuple[Any, ...]) -> list[Any]:
     return list(expand(*values))
 
 
-def _row(row: Any, names: list[str]) -> Mapping[str, Any]:
-    if isinstance(row, Mapping):
-        return row
-    values = row if isinstance(row, tuple | list) else (row,)
-    if len(values) != len(names):
-        raise ValueError(f"the function yielded {len(values)} values for the columns {', '.join(names)}")
-    return dict(zip(names, values, strict=True))
-
-
 def _batch_result(result: Any, rows: int, output: pa.Schema) -> pa.Table:
     """A batched function answers with Arrow rows that carry ``__input_row``, or with one list of rows per input row."""
     import pyarrow as pa
@@ -187,26 +200,29 @@ def _batch_result(result: Any, rows: int, output: pa.Schema) -> pa.Table:
         table = pa.table(result) if isinstance(result, pa.Table) else pa.Table.from_batches([result])
         if INPUT_ROW not in table.column_names:
             raise ValueError(f"a batched chunker's Arrow result needs the column {INPUT_ROW}: whose row is it?")
+        missing = sorted(set(output.names[:-1]) - set(table.column_names))
+        if missing or table[INPUT_ROW].null_count:
+            raise ValueError(f"a batched chunker's Arrow result lacks {', '.join(missing) or f'some {INPUT_ROW}'}")
         return table
     lists = list(result)
     if len(lists) != rows:
         raise ValueError(f"a batched chunker got {rows} rows and answered for {len(lists)}")
-    names = output.names[:-1]
-    return _table([{**_row(row, names), INPUT_ROW: n} for n, many in enumerate(lists) for row in many or ()], output)
+    return _table([(number, list(many or ())) for number, many in enumerate(lists)], output)
 
 
-def _table(rows: list[dict[str, Any]], output: pa.Schema) -> pa.Table:
+def _table(found: Sequence[Rows], output: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
-    schema = output.remove(output.get_field_index(SOURCE_ROW_ID)).append(pa.field(INPUT_ROW, pa.int64()))
-    return pa.Table.from_pylist(rows, schema=schema)
+    rows = [row for _, many in found for row in many]
+    numbers = pa.array([number for number, many in found for _ in many], pa.int64())
+    return rows_table(rows, output.remove(output.get_field_index(SOURCE_ROW_ID))).append_column(INPUT_ROW, numbers)
 
 
-def _with_row_ids(chunks: pa.Table, row_ids: pa.Array, output: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _with_row_ids(chunks: pa.Table, row_ids: pa.Array, output: pa.Schema) -> list[pa.RecordBatch]:
     import pyarrow as pa
 
     if not chunks.num_rows:
-        return
+        return []
     ids = pa.chunked_array([row_ids]).take(chunks[INPUT_ROW])
     columns = [ids if field.name == SOURCE_ROW_ID else chunks[field.name].cast(field.type) for field in output]
-    yield from pa.table(columns, schema=output).to_batches()
+    return pa.table(columns, schema=output).to_batches()

@@ -10,12 +10,13 @@ import base64
 import binascii
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.expressions import parse_path
+from airflow_provider_lance.engine.functions import exact_array
 from airflow_provider_lance.engine.scan_tasks import FunctionFailedError
 from airflow_provider_lance.engine.udf import UdfEnvelope, UdfError, UdfPolicy, load, wrap
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, check_manifest
@@ -139,6 +140,47 @@ def function_inputs(batch: pa.RecordBatch, paths: tuple[str, ...]) -> pa.RecordB
         column = batch.column(first)
         columns.append(pc.struct_field(column, rest) if rest else column)
     return pa.RecordBatch.from_arrays(columns, names=list(paths))
+
+
+def rows_table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """Rows as a function yields them (by key, in order, or a single value) as Arrow columns of ``schema``.
+
+    ValueError says which value does not fit; a key that a row lacks is null.
+    """
+    import pyarrow as pa
+
+    names = schema.names
+    columns: Sequence[Sequence[Any]]
+    if set(map(type, rows)) <= {dict}:
+        # Most rows have the same keys in the same order: looked at once, not once per row.
+        for keys in set(map(tuple, rows)):
+            _check_keys(keys, names)
+        columns = [[row.get(name) for row in rows] for name in names]
+    else:
+        columns = list(zip(*(_row_values(row, names) for row in rows), strict=True))
+    arrays = []
+    for field, values in zip(schema, columns, strict=True):
+        try:
+            arrays.append(exact_array(values, field.type))
+        except Exception as error:
+            raise ValueError(f"column {field.name}: {error}") from error
+    return pa.table(arrays, schema=schema)
+
+
+def _row_values(row: Any, names: Sequence[str]) -> Sequence[Any]:
+    if isinstance(row, Mapping):
+        _check_keys(row, names)
+        return [row.get(name) for name in names]
+    values = row if isinstance(row, tuple | list) else (row,)
+    if len(values) != len(names):
+        raise ValueError(f"the function yielded {len(values)} values for the columns {', '.join(names)}")
+    return values
+
+
+def _check_keys(keys: Iterable[Any], names: Sequence[str]) -> None:
+    unknown = sorted(str(key) for key in keys if key not in names)
+    if unknown:
+        raise ValueError(f"the function yielded {', '.join(unknown)}; the view's columns are {', '.join(names)}")
 
 
 def _check_requirements(requirements: tuple[str, ...]) -> None:

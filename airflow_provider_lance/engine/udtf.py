@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.expressions import format_path, parse_path
+from airflow_provider_lance.engine.expressions import format_path
 from airflow_provider_lance.engine.progress import TaskFigures
 from airflow_provider_lance.engine.resources import slots
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
@@ -27,16 +27,18 @@ from airflow_provider_lance.engine.table_function import (
     function_inputs,
     load_function,
     open_function,
+    rows_table,
 )
 from airflow_provider_lance.engine.udtf_spec import ErrorHandling
 from airflow_provider_lance.engine.view_binding import check_same, check_table_function, ivf_index, output_schema
+from airflow_provider_lance.engine.view_table import check_partition_key
 
 if TYPE_CHECKING:
     import lance
     import numpy as np
     import pyarrow as pa
 
-_KEY, _KEEP = "__key", "__keep"
+_KEY, _POSITION = "__key", "__position"
 
 
 @dataclass(frozen=True)
@@ -49,28 +51,30 @@ class Partitioning:
     def find(
         self, dataset: lance.LanceDataset, select: SimpleSelect, bucket: int, buckets: int
     ) -> Iterator[np.ndarray]:
-        """The rows (as positions in the table) of every partition that falls to ``bucket``, in a stable order."""
+        """The rows (as positions in the table) of every partition that falls to ``bucket``, in a stable order.
+
+        Rows that no list of an index has, because their vector is null, are a partition of their own: the last one.
+        """
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        keys, keep = self._scan(dataset, select)
-        positions = np.flatnonzero(keep)
-        if select.limit is not None:
-            positions = positions[: select.limit]
+        keys, positions = self._scan(dataset, select)
         if self.index is not None:
             reader = _index_reader(dataset, self.index)
-            for number in range(bucket, reader.num_partitions(), buckets):
-                members = pc.is_in(keys, value_set=reader.read_partition(number)["_rowid"].combine_chunks())
-                found = positions[members.to_numpy(zero_copy_only=False)[positions]]
+            lists = reader.num_partitions()
+            for number in range(bucket, lists + 1, buckets):
+                chosen = range(lists) if number == lists else [number]
+                members = pc.is_in(keys, value_set=_listed_rows(reader, chosen)).to_numpy()
+                found = positions[~members if number == lists else members]
                 if len(found):
                     yield found
         elif self.expression is None:
             if len(positions):
                 yield positions
         else:
-            encoded = pa.chunked_array(keys.chunks).combine_chunks().dictionary_encode(null_encoding="encode")
-            codes = encoded.indices.to_numpy()[positions]
+            encoded = keys.combine_chunks().dictionary_encode(null_encoding="encode")
+            codes = encoded.indices.to_numpy()
             order = np.argsort(codes, kind="stable")
             codes, positions = codes[order], positions[order]
             groups = np.split(positions, np.flatnonzero(np.diff(codes)) + 1) if len(codes) else []
@@ -85,21 +89,21 @@ class Partitioning:
         import pyarrow.compute as pc
 
         if self.index is not None:
-            return int(_index_reader(dataset, self.index).num_partitions())
+            return int(_index_reader(dataset, self.index).num_partitions()) + 1
         if self.expression is None:
             return 1
         return max(1, int(pc.count_distinct(self._scan(dataset, select)[0], mode="all").as_py()))
 
     def _scan(self, dataset: lance.LanceDataset, select: SimpleSelect) -> tuple[pa.ChunkedArray, np.ndarray]:
+        """The key and the position of every selected row; the others may have no key (``10 / x`` WHERE ``x <> 0``)."""
         import numpy as np
 
         columns = {_KEY: self.expression or "_rowid"}
         if select.filter is not None:
-            columns[_KEEP] = select.filter
-        table = dataset.scanner(columns=columns, scan_in_order=True).to_table()
-        if select.filter is None:
-            return table[_KEY], np.ones(table.num_rows, bool)
-        return table[_KEY], table[_KEEP].fill_null(False).to_numpy().astype(bool)
+            columns[_POSITION] = "_rowoffset"
+        scanner = dataset.scanner(columns=columns, filter=select.filter, limit=select.limit, scan_in_order=True)
+        table = scanner.to_table()
+        return table[_KEY], np.arange(len(table)) if select.filter is None else table[_POSITION].to_numpy()
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class UdtfView:
         self.work, self.select, self.udtf = work, definition.select, definition.udtf
         inputs = output_schema(self.select, work.source.schema)
         check_table_function(self.udtf, inputs, work.source)
+        check_partition_key(definition, work.source.schema)
         self.paths = self.udtf.input_columns or tuple(format_path([name]) for name in inputs.names)
         self.function = open_function(self.udtf)
         check_same(work.state.dataset.schema, self.function.output, "the view", "its function")
@@ -207,11 +212,7 @@ class UdtfView:
                     "optimize the index, then refresh.",
                 )
             return Partitioning(index=name)
-        if self.udtf.partition_by is None:
-            return Partitioning()
-        first, *rest = parse_path(self.udtf.partition_by)
-        item = next(item for item in self.select.items if item.name == first)
-        return Partitioning(expression=".".join([item.expression, *([format_path(rest)] if rest else [])]))
+        return Partitioning(expression=self.work.state.definition.partition_key)
 
 
 def _index_reader(dataset: lance.LanceDataset, name: str) -> Any:
@@ -220,11 +221,18 @@ def _index_reader(dataset: lance.LanceDataset, name: str) -> Any:
     return VectorIndexReader(dataset, name)
 
 
+def _listed_rows(reader: Any, lists: Iterable[int]) -> pa.Array:
+    import pyarrow as pa
+
+    chunks = [chunk for number in lists for chunk in reader.read_partition(number)["_rowid"].chunks]
+    return pa.chunked_array(chunks, pa.uint64()).combine_chunks()
+
+
 def _batches(part: Any, output: pa.Schema) -> list[pa.RecordBatch]:
     """What a function may yield: Arrow batches and tables, or rows as dictionaries."""
     import pyarrow as pa
 
     if isinstance(part, Mapping):
-        part = pa.Table.from_pylist([dict(part)], schema=output)
+        part = rows_table([part], output)
     table = part if isinstance(part, pa.Table) else pa.Table.from_batches([part])
     return table.select(output.names).cast(output).to_batches()

@@ -127,6 +127,32 @@ def test_a_failing_row_fails_the_job_or_is_left_out(world: World) -> None:
     assert world.rows("lenient") == [row for row in expected(world) if row[2] != "boom"]
 
 
+@pytest.mark.parametrize("wrong", ["fraction", "decimal", "type", "short", "key"])
+def test_a_row_that_the_columns_cannot_hold_is_a_failed_row(world: World, wrong: str) -> None:
+    world.append("docs", docs({9: wrong}))
+    world.view("strict", **chunker("tests.engine.view_functions:pairs"))
+    with pytest.raises(JobError, match="the view's function failed"):
+        world.refresh("strict")
+    assert world.open("strict").version == 1
+
+    world.view("lenient", **chunker("tests.engine.view_functions:pairs", on_error="null"))
+    assert world.refresh("lenient")["rows_failed"] == 1
+    texts = {row["id"]: row["text"] for row in world.open("docs").to_table().to_pylist() if row["text"] != wrong}
+    pairs = [row for doc, text in texts.items() for row in ((doc, 0, text), (doc, None, text))]
+    assert world.rows("lenient") == sorted(pairs, key=repr)
+
+
+@pytest.mark.parametrize(("function", "error"), [("pairs_batched", "1.75"), ("pairs_arrow", "position, word")])
+def test_a_batch_that_the_columns_cannot_hold_is_a_failed_batch(world: World, function: str, error: str) -> None:
+    world.append("docs", docs({9: "fraction"}))
+    world.view("strict", **chunker(f"tests.engine.view_functions:{function}", batch=True))
+    with pytest.raises(JobError, match=error):
+        world.refresh("strict")
+    world.view("lenient", **chunker(f"tests.engine.view_functions:{function}", batch=True, on_error="null"))
+    result = world.refresh("lenient", source_task_size=1)
+    assert result["rows_failed"] + result["rows_written"] // 2 == 6
+
+
 def test_foreign_envelopes_and_forbidden_pickles_are_refused_with_a_sentence(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.table_function import wrap_table_function
@@ -90,6 +91,55 @@ def test_partitions_of_a_vector_index_cover_every_row_once(world: World) -> None
     lance.write_dataset(table.slice(0, 5), world.path("points"), mode="append")
     with pytest.raises(JobError, match="5 rows of the source are not in the index"):
         world.refresh("clusters")
+
+
+def test_rows_without_a_vector_are_a_partition_of_their_own(world: World) -> None:
+    vectors = np.random.default_rng(1).random((300, 4), dtype=np.float32).tolist()
+    rows = {"id": range(300), "team": ["all"] * 300}
+    lists = [None if number % 10 == 0 else vector for number, vector in enumerate(vectors)]
+    world.table("points", pa.table(rows | {"vector": pa.array(lists, pa.list_(pa.float32(), 4))}), rows_per_file=100)
+    world.open("points").create_index("vector", "IVF_FLAT", num_partitions=2)
+    world.open("points").delete("id in (0, 5)")
+    query = "SELECT id, team, vector FROM points WHERE id < 290"
+    world.view("clusters", **udtf(query=query, partition_by_indexed_column="vector", input_columns=["id", "team"]))
+    world.refresh("clusters")
+    found = sorted((row["ids"] for row in world.open("clusters").to_table().to_pylist()), key=len)
+    assert found[0] == list(range(10, 290, 10))
+    assert sorted(number for ids in found for number in ids) == [n for n in range(290) if n not in (0, 5)]
+
+
+def test_an_empty_source_has_no_partition(world: World) -> None:
+    world.open("members").delete("true")
+    for name, spec in (("whole", {}), ("parts", {"partition_by": "team"})):
+        world.view(name, **udtf(**spec))
+        assert world.refresh(name)["rows_written"] == 0
+
+
+def test_keys_are_computed_for_selected_rows_only(world: World) -> None:
+    query = "SELECT id, team, 10 / age AS share FROM members WHERE age <> 0"
+    world.view("shares", **udtf(query=query, partition_by="share", input_columns=["id", "team"]))
+    world.refresh("shares")
+    rows = [row for row in world.open("members").to_table().to_pylist() if row["age"]]
+    parts = [expected([row for row in rows if 10 // row["age"] == share]) for share in {10 // r["age"] for r in rows}]
+    assert world.rows("shares") == sorted([row for part in parts for row in part], key=repr)
+
+
+def test_a_key_that_is_no_single_value_is_refused_when_the_view_is_made(world: World) -> None:
+    world.table("boxed", pa.table({"id": [1, 2], "team": ["a", "b"], "box": [{"x": 1}, {"x": 2}]}))
+    query = "SELECT id, team, box FROM boxed"
+    with pytest.raises(InvalidInputError, match=r"partition_by 'box' is of type struct.* such as a field of it"):
+        world.view("boxes", **udtf(query=query, partition_by="box"))
+    world.view("boxes", **udtf(query=query, partition_by="box.x", input_columns=["id", "team"]))
+    world.refresh("boxes")
+    assert world.rows("boxes") == [("a", 1, [1]), ("b", 1, [2])]
+
+
+@pytest.mark.parametrize(("function", "error"), [("misspell", "yielded member;"), ("fraction", "7.5 is not a whole")])
+def test_rows_that_the_columns_cannot_hold_fail_the_refresh(world: World, function: str, error: str) -> None:
+    world.view("wrong", **udtf(function))
+    with pytest.raises(JobError, match=error):
+        world.refresh("wrong")
+    assert world.open("wrong").version == 1
 
 
 def test_a_poisoned_partition_fails_the_refresh_or_is_skipped(world: World) -> None:

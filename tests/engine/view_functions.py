@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,35 @@ def split_words_arrow(batch: pa.RecordBatch) -> pa.Table:
         for position, word in enumerate(text.split())
     ]
     return pa.Table.from_pylist(rows, schema=WORDS.append(pa.field("__input_row", pa.int64())))
+
+
+def pairs(doc: int, text: str) -> list[Any]:
+    """What is wrong with the rows of a text stands in it."""
+    rows: dict[str, Any] = {
+        "fraction": (doc, 1.75, text),
+        "decimal": (doc, Decimal("0.5"), text),
+        "type": (doc, "one", text),
+        "short": (doc, text),
+        "key": {"doc": doc, "position": 0, "wort": text},
+    }
+    return [rows.get(text, (doc, 0.0, text)), {"doc": doc, "word": text}]
+
+
+def pairs_batched(batch: pa.RecordBatch) -> list[list[Any]]:
+    return [pairs(doc, text) for doc, text in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+
+
+def pairs_arrow(batch: pa.RecordBatch) -> pa.Table:
+    """Arrow rows without one of their columns, whatever the texts are."""
+    return pa.table({"doc": batch.column(0), "wort": batch.column(1), "__input_row": range(len(batch))})
+
+
+def misspell(members: pa.Table) -> Iterator[dict[str, Any]]:
+    yield {"team": "all", "member": members.num_rows, "ids": []}
+
+
+def fraction(members: pa.Table) -> Iterator[dict[str, Any]]:
+    yield {"team": "all", "members": members.num_rows / 8, "ids": []}
 
 
 def count_members(members: pa.Table) -> Iterator[pa.RecordBatch]:
