@@ -11,69 +11,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-
-def _tokens(string: str, quoted: str) -> re.Pattern[str]:
-    return re.compile(
-        rf"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
-          | (?P<string>{string})
-          | (?P<quoted>`(?:[^`]|``)*`|{quoted})
-          | (?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)
-          | (?P<word>[^\W\d]\w*)
-          | (?P<symbol>::|<>|!=|<=|>=|\|\||.)""",
-        re.VERBOSE | re.DOTALL,
-    )
-
-
-_TOKEN = _tokens(r"'(?:[^']|'')*'", r'"(?:[^"]|"")*"')
-# In Spark's strings a backslash escapes the quote that follows it, unless an ``r`` stands before the string.
-_SPARK_TOKEN = _tokens(r"""[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|''|\\.)*'""", r'"(?:[^"\\]|""|\\.)*"')
-_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-# Words that cannot be a bare output name or alias; a name among them is written in backticks.
-_RESERVED = frozenset(
-    """all and any array as asc between both by case cast cross current_date current_time current_timestamp desc
-    distinct else end except exists extract false fetch filter for from full group having in inner intersect interval
-    into is join lateral leading left like ilike limit natural not null offset on or order outer over position right
-    rlike select set similar some substring table then to trailing trim true union unique unnest using values when
-    where window with within""".split()  # noqa: SIM905 - a list would be eighty lines
+from airflow_provider_lance.engine.sql_tokens import (
+    OUTSIDE_SIMPLE,
+    RESERVED,
+    SelectSyntaxError,
+    Token,
+    quote,
+    tokenize,
 )
-_OUTSIDE_SIMPLE = frozenset(
-    """join group having order union intersect except window qualify fetch offset cluster distribute sort
-    lateral""".split()  # noqa: SIM905
-)
+
 # ``interval '1' day`` has no alias.
 _INTERVAL_UNIT = re.compile(
     r"(century|centuries|decade|year|quarter|month|week|day|hour|minute|(milli|micro|nano)?second)s?\Z", re.IGNORECASE
 )
 _ENDS_FROM = frozenset(["select", "where", "group", "having", "order", "limit", "union", "except", "intersect"])
-
-
-class SelectSyntaxError(ValueError):
-    """The text is no SELECT this module can take apart; the message says which part."""
-
-
-@dataclass(frozen=True)
-class Token:
-    kind: str
-    text: str
-    start: int
-    end: int
-
-    @property
-    def keyword(self) -> str:
-        """The word in lower case, or nothing for anything that is not a bare word."""
-        return self.text.lower() if self.kind == "word" else ""
-
-    @property
-    def name(self) -> str:
-        """The identifier without its quotes."""
-        if self.kind != "quoted":
-            return self.text
-        quote = self.text[0]
-        return self.text[1:-1].replace(quote * 2, quote)
-
-    @property
-    def is_name(self) -> bool:
-        return self.kind == "quoted" or (self.kind == "word" and self.keyword not in _RESERVED)
 
 
 @dataclass(frozen=True)
@@ -111,32 +62,6 @@ class SimpleSelect:
         if self.limit is not None:
             text += f" LIMIT {self.limit}"
         return text
-
-
-def quote(name: str) -> str:
-    """An identifier as SQL; quoted unless it is a plain lower-case word (LanceDB refuses others unquoted)."""
-    if _PLAIN_NAME.match(name) and name not in _RESERVED and name not in _OUTSIDE_SIMPLE:
-        return name
-    return "`" + name.replace("`", "``") + "`"
-
-
-def tokenize(sql: str, *, spark: bool = False) -> list[Token]:
-    """The meaningful tokens of ``sql``; comments and space are dropped, and so is one trailing semicolon.
-
-    The two grammars differ in their strings: ``spark`` says whose they are.
-    """
-    tokens = [
-        Token(match.lastgroup or "symbol", match.group(), match.start(), match.end())
-        for match in (_SPARK_TOKEN if spark else _TOKEN).finditer(sql)
-        if match.lastgroup != "space"
-    ]
-    if tokens and tokens[-1].text == ";":
-        tokens.pop()
-    for token in tokens:
-        if token.kind == "symbol" and token.text in ";'`\"":
-            what = "more than one statement" if token.text == ";" else f"an unclosed {token.text}"
-            raise SelectSyntaxError(f"{what} at position {token.start}")
-    return tokens
 
 
 def looks_like_sql(text: str) -> bool:
@@ -274,7 +199,7 @@ def _clauses(tokens: Sequence[Token]) -> dict[str, list[Token]] | None:
                 return None
             current = word
             clauses[word] = []
-        elif word in _OUTSIDE_SIMPLE:
+        elif word in OUTSIDE_SIMPLE:
             return None
         else:
             clauses[current].append(token)
@@ -310,7 +235,7 @@ def _alias(tokens: Sequence[Token]) -> tuple[Token | None, Sequence[Token]]:
 
 def _ends_an_expression(token: Token) -> bool:
     if token.kind == "word":
-        return token.keyword not in _RESERVED or token.keyword in ("end", "null", "true", "false")
+        return token.keyword not in RESERVED or token.keyword in ("end", "null", "true", "false")
     return token.kind in ("string", "number", "quoted") or token.text in (")", "]")
 
 

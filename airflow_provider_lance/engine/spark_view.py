@@ -15,8 +15,9 @@ from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.datasource import BATCH_ROWS, LanceSource, spark_table, spark_type
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
 from airflow_provider_lance.engine.scan_tasks import FragmentWriter, Target
-from airflow_provider_lance.engine.select_statement import Token, rename_tables, repeated_names, tokenize
+from airflow_provider_lance.engine.select_statement import rename_tables, repeated_names
 from airflow_provider_lance.engine.session import default_parallelism
+from airflow_provider_lance.engine.sql_tokens import Token, tokenize
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.watched import run_watched
 

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_lance.engine.expressions import format_path, parse_path
 from airflow_provider_lance.engine.select_statement import (
     SelectItem,
-    SelectSyntaxError,
     SimpleSelect,
     looks_like_sql,
     output_names,
     parse_simple_select,
-    quote,
     repeated_names,
     table_names,
 )
+from airflow_provider_lance.engine.sql_tokens import SelectSyntaxError, quote
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, check_manifest, refuse
 
 if TYPE_CHECKING:
