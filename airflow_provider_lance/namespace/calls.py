@@ -7,6 +7,7 @@ and which of them an operation takes, is the namespace's to check.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -59,11 +60,12 @@ def read_fields(
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; nothing at all counts as an empty one. No NaN, no NUL, no lone surrogates, no abyss."""
+    """A JSON object; nothing at all is an empty one. No NaN, no infinity, no NUL, no lone surrogates, no abyss."""
     if not body.strip():
         return {}
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        # Decoded here: json takes half a surrogate pair as bytes, which no database and no answer can hold.
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise InvalidInputError("The body is nested too deeply.") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -77,6 +79,13 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return number
 
 
 def _check_text(value: Any, depth: int) -> None:
@@ -143,9 +152,9 @@ def _from_query(name: str, kind: str, text: str, every: list[str]) -> Any:
         if kind == "integer":
             return int(text)
         if kind == "number":
-            return float(text)
+            return _finite(text)
         if kind in {"object", "array"}:
-            return json.loads(text, parse_constant=_no_constant)
+            return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, KeyError, RecursionError):
         raise InvalidInputError(f"The query's `{name}` must be a JSON {kind}, not {text[:100]!r}.") from None
     return text

@@ -100,18 +100,16 @@ class JobsService:
 
     def submit(self, submission: JobSubmission) -> str:
         self.check(submission.cluster, submission.environment)
-        key = submission.context.get(IDEMPOTENCY_KEY) or None
-        if key is not None and len(key) > _MOST_KEY:
-            raise InvalidInputError(f"The context's `{IDEMPOTENCY_KEY}` is longer than {_MOST_KEY} characters.")
+        options = submission.spec.options
         job = NewJob(
             job_type=submission.spec.job_type,
             table_name=join_id(submission.spec.table_id),
             spec=submission.spec.to_dict(),
-            body=submission.body,
+            body={**submission.body, "options": options} if options else submission.body,
             locks=submission.locks,
             cluster=submission.cluster or "local",
             environment=submission.environment or None,
-            key=key,
+            key=_key(submission.context.get(IDEMPOTENCY_KEY)),
             waiter_seconds=_lease_seconds(submission.context.get(LEASE)),
         )
         job_id, new = self.registry.submit(job)
@@ -295,6 +293,19 @@ def _states(words: str | list[str]) -> tuple[JobState, ...]:
             raise InvalidInputError(f"`state` is {word[:50]!r}; it can be one of {known}.")
         states.append(state)
     return tuple(states)
+
+
+def _key(text: str | None) -> str | None:
+    """A key goes back as a header, so it must be able to be one."""
+    if not text:
+        return None
+    if len(text) > _MOST_KEY:
+        raise InvalidInputError(f"The context's `{IDEMPOTENCY_KEY}` is longer than {_MOST_KEY} characters.")
+    if not (text.isascii() and text.isprintable() and text == text.strip()):
+        raise InvalidInputError(
+            f"The context's `{IDEMPOTENCY_KEY}` must be printable ASCII, without a space at its ends."
+        )
+    return text
 
 
 def _lease_seconds(text: str | None) -> int:

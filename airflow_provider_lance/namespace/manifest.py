@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import lance
 
 _MAGIC = b"LANC"
-_MAX_VERSION = (1 << 64) - 1
+MAX_VERSION = (1 << 64) - 1
 # One listing is cheaper than more questions than this.
 _ASK_ONE_BY_ONE = 32
 
 
 def manifest_name(version: int, scheme: str) -> str:
     """The file name of a version: V1 counts up, V2 counts down so that the newest is listed first."""
-    return f"{version}.manifest" if scheme == "V1" else f"{_MAX_VERSION - version:020d}.manifest"
+    return f"{version}.manifest" if scheme == "V1" else f"{MAX_VERSION - version:020d}.manifest"
 
 
 def naming_scheme(manifest_path: str) -> str:

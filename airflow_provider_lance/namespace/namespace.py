@@ -6,6 +6,7 @@ pylance, and say what went wrong in the spec's words. The rooms beside this file
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -167,12 +168,23 @@ def _read(operation: Operation, request: Any) -> Any:
             f"{operation.name} takes a {operation.request} or a dict, not {type(request).__name__}."
         )
     kind = ViewRequest if operation.name in _READ_ELSEWHERE else model(operation.request or "")
+    if operation.submits_job and kind is not ViewRequest:
+        _refuse_unknown(operation, fields, list(kind.model_fields))
     try:
         return kind.from_dict(read_query(fields) if operation.name in QUERIES else fields)
     except ValidationError as error:
         raise InvalidInputError(f"{operation.name}: {validation_sentence(error)}") from None
     except (TypeError, ValueError, AttributeError) as error:  # the generated models' own checks
         raise InvalidInputError(f"{operation.name}: {error}") from None
+
+
+def _refuse_unknown(operation: Operation, fields: Mapping[str, Any], known: list[str]) -> None:
+    """The generated models ignore what they do not know; a job that ignores half of its request is the wrong job."""
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(sorted(known))}."
+            raise InvalidInputError(f"{operation.name} has no field `{str(name)[:60]}`: {hint}")
 
 
 def _check_ids(operation: Operation, request: Any) -> None:

@@ -17,9 +17,10 @@ class JobSubmission:
     """One accepted request.
 
     ``locks``: what the job writes, e.g. ``"a$t|main|embedding"`` or ``"view|a$v"``; at most one live job holds
-    each. ``body``: the request as it came, compared when an idempotency key returns. ``context``: the request's
-    context (``idempotency-key``, ``lease-seconds``, ``plan`` …). ``cluster`` and ``environment`` name entries of the
-    server's configuration (the request's ``cluster`` and, for a backfill, ``manifest``).
+    each. ``body``: the request as it came, compared with the spec's options when an idempotency key returns.
+    ``context``: the request's context (``idempotency-key``, ``lease-seconds``, ``plan`` …). ``cluster`` and
+    ``environment`` name entries of the server's configuration (the request's ``cluster`` and, for a backfill,
+    ``manifest``).
     """
 
     spec: JobSpec

@@ -127,10 +127,14 @@ def read_word(name: str, value: str | None, words: tuple[str, ...]) -> str:
     raise InvalidInputError(f"{name} is {value!r}; it must be one of {', '.join(words)}.")
 
 
-def cut_page(names: list[str], token: str | None, limit: int | None) -> tuple[list[str], str | None]:
-    """The names after ``token`` (the last one of the page before), and the token of the page after, if there is one."""
+def check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise InvalidInputError(f"limit is {limit}; it must be at least 1.")
+
+
+def cut_page(names: list[str], token: str | None, limit: int | None) -> tuple[list[str], str | None]:
+    """The names after ``token`` (the last one of the page before), and the token of the page after, if there is one."""
+    check_limit(limit)
     rest = [name for name in names if not token or name > token]
     if limit is None or len(rest) <= limit:
         return rest, None

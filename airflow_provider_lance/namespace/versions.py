@@ -25,6 +25,7 @@ from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.table import TableFiles
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace, names_branch
 from airflow_provider_lance.namespace.manifest import (
+    MAX_VERSION,
     StagedManifest,
     manifest_name,
     missing_files,
@@ -32,6 +33,7 @@ from airflow_provider_lance.namespace.manifest import (
     read_manifest,
     referred_files,
 )
+from airflow_provider_lance.namespace.tree import check_limit, cut_page
 
 # Beside the versions, one small document for each that came with metadata; Lance's cleanup leaves "_*" folders alone.
 _RECORDS = "_version_records"
@@ -92,15 +94,28 @@ class Versions:
         return answer
 
     def list_table_versions(self, request: Any) -> Any:
-        if request.limit is not None and request.limit < 1:
-            raise InvalidInputError(f"limit is {request.limit}; it must be at least 1.")
+        token, limit = request.page_token, request.limit
+        check_limit(limit)
+        if token and not (token.isascii() and token.isdecimal()):
+            raise InvalidInputError("`page_token` is not one that this server gave out.")
         self._require_branch(request)
-        answer = self._catalog.call("list_table_versions", request)
-        self._add_metadata(request, answer.versions)
-        return answer
+        # pylance knows a limit and no pages: one more than the first page has tells whether there is a second.
+        most = limit + 1 if limit is not None and not token else None
+        plain = request.model_copy(update={"page_token": None, "limit": most})
+        found = self._catalog.call("list_table_versions", plain).versions
+        by_place = {_place_in_list(entry.version, request.descending): entry for entry in found}
+        page, token = cut_page(sorted(by_place), token, limit)
+        versions = [by_place[place] for place in page]
+        self._add_metadata(request, versions)
+        return model("ListTableVersionsResponse")(versions=versions, page_token=token)
 
     def batch_delete_table_versions(self, request: Any) -> Any:
         for entry in request.ranges:
+            if entry.end_version < 0:
+                raise InvalidInputError(
+                    f"end_version is {entry.end_version}: to delete all versions at once is not supported. Name the "
+                    "first one to keep; it is exclusive."
+                )
             if entry.end_version <= entry.start_version:
                 raise InvalidInputError(
                     f"The range {entry.start_version}–{entry.end_version} is empty: its end is exclusive."
@@ -111,6 +126,7 @@ class Versions:
             raise InvalidInputError(
                 f"Version {newest.version} is the table's newest; deleting it would lose the table."
             )
+        self._refuse_tagged(place, request)
         answer = self._catalog.call("batch_delete_table_versions", request)
         files = self._catalog.files(place, _branch(request.branch))
         for path in files.names(_RECORDS):
@@ -118,6 +134,14 @@ class Versions:
             if any(entry.start_version <= version < entry.end_version for entry in request.ranges):
                 files.delete(path)
         return answer
+
+    def _refuse_tagged(self, place: TablePlace, request: Any) -> None:
+        """A tag promises that its version stays."""
+        tags = self._catalog.open(request.id, place=place).tags.list() if request.ranges else {}
+        for name, tag in sorted(tags.items()):
+            here = _branch(tag["branch"]) == _branch(request.branch)
+            if here and any(entry.start_version <= tag["version"] < entry.end_version for entry in request.ranges):
+                raise InvalidInputError(f"Version {tag['version']} has the tag {name!r}; delete the tag first.")
 
     def _check(self, request: Any) -> _Staged | Any:
         """Everything that can be wrong with a request, before anything is touched; an identical replay's version."""
@@ -316,6 +340,11 @@ class Versions:
             )
             record = files.read_json(path) if path.rpartition("/")[2] in recorded else None
             version.metadata = (record or {}).get("metadata") or None
+
+
+def _place_in_list(version: int, descending: bool | None) -> str:
+    """A version as text that sorts where the list has it."""
+    return f"{MAX_VERSION - version if descending else version:020d}"
 
 
 def _record_path(version: int, sha256: str) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.launcher import Driver
 from airflow_provider_lance.namespace.processes import ProcessGroup
 from airflow_provider_lance.namespace.registry import Stage
+from airflow_provider_lance.namespace.submission import JobSubmission
 
 from .conftest import QUICK, submission
 
@@ -79,6 +81,17 @@ class TestSubmit:
         with pytest.raises(ConcurrentModificationError, match="another request") as caught:
             service.submit(submission("other", context={"idempotency-key": "k"}))
         assert caught.value.instance == first  # type: ignore[attr-defined]
+
+    def test_the_same_key_with_other_options_is_a_conflict(self, service: JobsService) -> None:
+        def strict(rows: str) -> JobSubmission:
+            plain = submission(context={"idempotency-key": "k"})
+            return replace(plain, spec=replace(plain.spec, options={"max_failed_rows": rows}))
+
+        job_id = service.submit(strict("0"))
+        assert service.submit(strict("0")) == job_id
+        for other in (strict("5"), submission(context={"idempotency-key": "k"})):
+            with pytest.raises(ConcurrentModificationError, match=job_id):
+                service.submit(other)
 
     def test_after_the_end_the_same_key_starts_a_new_job(self, service: JobsService) -> None:
         first = service.submit(submission(context={"idempotency-key": "k"}))

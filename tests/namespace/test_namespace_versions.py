@@ -293,6 +293,82 @@ def test_delete_versions_but_never_the_newest(namespace: SparkNamespace) -> None
     assert not list(Path(namespace_location(namespace, "people")).glob("_version_records/*"))
 
 
+def test_a_tagged_version_is_not_deleted(namespace: SparkNamespace) -> None:
+    for _ in range(3):
+        namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE))
+    namespace.create_table_branch({"id": ["people"], "name": "trial"})
+    namespace.insert_into_table({"id": ["people"], "branch": "trial"}, stream(PEOPLE))
+    namespace.insert_into_table({"id": ["people"], "branch": "trial"}, stream(PEOPLE))
+    namespace.create_table_tag({"id": ["people"], "tag": "keep", "version": 2})
+    namespace.create_table_tag({"id": ["people"], "tag": "tried", "version": 5, "branch": "trial"})
+    everything = {"id": ["people"], "ranges": [{"start_version": 1, "end_version": 4}]}
+    with pytest.raises(InvalidInputError, match="'keep'"):
+        namespace.batch_delete_table_versions(everything)
+    with pytest.raises(InvalidInputError, match="'tried'"):
+        namespace.batch_delete_table_versions(
+            {"id": ["people"], "branch": "trial", "ranges": [{"start_version": 5, "end_version": 6}]}
+        )
+    assert namespace.describe_table({"id": ["people"], "tag": "keep"}).version == 2
+    namespace.delete_table_tag({"id": ["people"], "tag": "keep"})
+    namespace.batch_delete_table_versions(everything)
+    with pytest.raises(InvalidInputError, match="all versions at once is not supported"):
+        namespace.batch_delete_table_versions({"id": ["people"], "ranges": [{"start_version": 0, "end_version": -1}]})
+
+
+class TestPages:
+    @staticmethod
+    def read(namespace: SparkNamespace, operation: str, field: str, **fields: Any) -> list[Any]:
+        """Everything a listing has, read in pages of two."""
+        found, token = [], None
+        while True:
+            request = {"id": ["people"], "limit": 2, "page_token": token, **fields}
+            answer = getattr(namespace, operation)(request)
+            assert len(getattr(answer, field)) <= 2
+            found += list(getattr(answer, field))
+            token = answer.page_token
+            if token is None:
+                return found
+
+    def test_of_versions(self, namespace: SparkNamespace) -> None:
+        for _ in range(4):
+            namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE))
+        for fields, expected in (({}, [1, 2, 3, 4, 5]), ({"descending": True}, [5, 4, 3, 2, 1])):
+            pages = self.read(namespace, "list_table_versions", "versions", **fields)
+            assert [entry.version for entry in pages] == expected
+            whole = namespace.list_table_versions({"id": ["people"], **fields})
+            assert ([entry.version for entry in whole.versions], whole.page_token) == (expected, None)
+        with pytest.raises(InvalidInputError, match="page_token"):
+            namespace.list_table_versions({"id": ["people"], "page_token": "junk"})
+
+    def test_of_tags_and_branches(self, namespace: SparkNamespace) -> None:
+        names = ["a", "b", "c", "d", "e"]
+        for name in reversed(names):
+            namespace.create_table_tag({"id": ["people"], "tag": name, "version": 1})
+            namespace.create_table_branch({"id": ["people"], "name": name})
+        assert self.read(namespace, "list_table_tags", "tags") == names
+        assert self.read(namespace, "list_table_branches", "branches") == names
+        assert namespace.list_table_tags({"id": ["people"]}).tags["c"].version == 1
+
+    @pytest.mark.parametrize("operation", ["list_table_versions", "list_table_tags", "list_table_branches"])
+    def test_have_at_least_one_row(self, namespace: SparkNamespace, operation: str) -> None:
+        for limit in (0, -1):
+            with pytest.raises(InvalidInputError, match="limit"):
+                getattr(namespace, operation)({"id": ["people"], "limit": limit})
+
+
+@pytest.mark.parametrize("name", ["é", "💥", "a b", "a%b", "a#b", ""])
+def test_tags_and_branches_have_names_that_are_found_again(namespace: SparkNamespace, name: str) -> None:
+    namespace.create_table_branch({"id": ["people"], "name": "team/trial"})
+    namespace.create_table_tag({"id": ["people"], "tag": "release-1.0_a", "version": 1})
+    for branch in (None, "team/trial"):
+        with pytest.raises(InvalidInputError):
+            namespace.create_table_tag({"id": ["people"], "tag": name, "version": 1, "branch": branch})
+    with pytest.raises(InvalidInputError):
+        namespace.create_table_branch({"id": ["people"], "name": name})
+    assert list(namespace.list_table_tags({"id": ["people"]}).tags) == ["release-1.0_a"]
+    assert namespace.get_table_tag_version({"id": ["people"], "tag": "release-1.0_a"}).version == 1
+
+
 class TestRaces:
     """Exactly one of many commits of the same version wins, whoever they are."""
 

@@ -169,6 +169,8 @@ class TestRequests:
             b"\xff\xfe",
             b'{"a": "\\u0000"}',
             b'{"a": "\\ud800"}',
+            b'{"a": "\xed\xa0\x80"}',
+            b'{"a": 1e999}',
             b"[" * 100_000,
         ],
     )
@@ -177,11 +179,32 @@ class TestRequests:
         assert answer.status_code == 400, answer.text
         assert answer.json()["code"] == 13
 
+    @pytest.mark.parametrize("key", ["schlüssel", "a\r\nx: y", "a\tb", " a", "k" * 513])
+    def test_a_key_that_could_be_no_header_is_refused_before_there_is_a_job(
+        self, server: ServerProcess, client: LanceClient, key: str
+    ) -> None:
+        body = {"column": "n", "cluster": "external", "context": {"idempotency-key": key}}
+        answer = server.post("/v1/table/people/backfill_column", body)
+        assert (answer.status_code, answer.json()["code"]) == (400, 13), answer.text
+        assert "idempotency-key" in answer.json()["error"]
+        assert server.post("/v1/jobs/list", {"idempotency_key": key}).json()["jobs"] == []
+
+    def test_a_field_that_a_backfill_does_not_have_is_refused(self, server: ServerProcess, client: LanceClient) -> None:
+        for field, words in {"wher": "did you mean `where`?", "bogus": "it takes"}.items():
+            answer = server.post("/v1/table/people/backfill_column", {"column": "n", field: "id = 1"})
+            assert (answer.status_code, answer.json()["code"]) == (400, 13)
+            assert field in answer.json()["error"]
+            assert words in answer.json()["error"]
+
     def test_query_fields_are_read_by_their_type(self, server: ServerProcess, client: LanceClient) -> None:
         answer = httpx.get(f"{server.url}/v1/namespace/$/table/list?limit=1&include_declared=false")
         assert len(answer.json()["tables"]) == 1
         assert httpx.get(f"{server.url}/v1/namespace/$/table/list?limit=soon").status_code == 400
         assert httpx.get(f"{server.url}/v1/namespace/$/table/list?include_declared=maybe").status_code == 400
+        job_id = client.alter_table_backfill_columns({"id": ["people"], "column": "n", "where": "id > 1"}).job_id
+        server.wait_for_end(job_id)
+        for text in ("²", "٣", "-1", "1.5"):
+            assert httpx.get(f"{server.url}/v1/jobs/{job_id}/log", params={"bytes": text}).status_code == 400, text
 
     @pytest.mark.parametrize(
         "identifier",

@@ -120,7 +120,7 @@ def _log(server: Server, job_id: str, query: dict[str, str]) -> str:
     numbers = {}
     for name in ("attempt", "bytes"):
         text = query.get(name, "")
-        if text and not (text.isdigit() and len(text) < 10):
+        if text and not (text.isascii() and text.isdecimal() and len(text) < 10):
             raise InvalidInputError(f"The query's `{name}` must be a whole number.")
         numbers[name] = int(text) if text else None
     size = min(numbers["bytes"] or 64 << 10, _MOST_LOG)
