@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        print(f"airflow-lance: {_one_line(error)}", file=sys.stderr)
+        words = _missing_package(error) if isinstance(error, ModuleNotFoundError) else _one_line(error)
+        print(f"airflow-lance: {words}", file=sys.stderr)
         return 1
 
 
@@ -261,7 +262,10 @@ def _jobs_logs(options: argparse.Namespace) -> None:
     key = os.environ.get(_KEY_VARIABLE)
     query = {"bytes": options.bytes} | ({"attempt": options.attempt} if options.attempt else {})
     url = f"{options.url.rstrip('/')}/v1/jobs/{options.job_id}/log"
-    answer = httpx.get(url, params=query, headers={"x-api-key": key} if key else {}, timeout=30)
+    try:
+        answer = httpx.get(url, params=query, headers={"x-api-key": key} if key else {}, timeout=30)
+    except httpx.HTTPError as error:
+        raise RuntimeError(f"{options.url} gave no answer: {error}") from error
     if answer.status_code != 200:
         raise RuntimeError(answer.json().get("error") if "json" in answer.headers.get("content-type", "") else answer)
     sys.stdout.write(answer.text)
@@ -282,6 +286,11 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 def _when(ms: int | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ms / 1000)) if ms else ""
+
+
+def _missing_package(error: ModuleNotFoundError) -> str:
+    extra = "postgres" if error.name == "psycopg" else "server"
+    return f"This needs {error.name}, which is not installed: pip install 'airflow-provider-lance[{extra}]'."
 
 
 def _one_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.namespace.catalog import plain_location
 from airflow_provider_lance.namespace.config import ServerConfig
 from airflow_provider_lance.namespace.database import Database, sqlite_url
 from airflow_provider_lance.namespace.jobs import JobsService
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_lance.namespace.namespace import SparkNamespace
 
 DEFAULT_PORT = 2333
+_REGISTRY = "jobs.sqlite"
 
 
 class ServeError(RuntimeError):
@@ -50,15 +52,20 @@ class ServeOptions:
 
     @property
     def state_directory(self) -> Path:
-        """Logs and, by default, the registry: one folder per root, outside of it, since a root may be a bucket."""
+        """Logs and, by default, the registry: one folder per root, outside of it, since a root may be a bucket.
+
+        It is named by where the root is, however that was written. A folder named by the root's text, as older releases
+        made it, is kept where it has a registry and the other has none.
+        """
         if self.state is not None:
             return self.state
-        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        return base / "airflow-lance" / hashlib.sha256(self.root.encode()).hexdigest()[:12]
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "airflow-lance"
+        folder, older = (base / _digest(text) for text in (plain_location(self.root), self.root))
+        return older if (older / _REGISTRY).exists() and not (folder / _REGISTRY).exists() else folder
 
     @property
     def registry_url(self) -> str:
-        return self.registry or sqlite_url(self.state_directory / "jobs.sqlite")
+        return self.registry or sqlite_url(self.state_directory / _REGISTRY)
 
 
 def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> None:
@@ -78,6 +85,9 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
         )
     if bool(options.certificate) != bool(options.private_key):
         raise ServeError("--tls-cert and --tls-key belong together.")
+    for option, path in (("--tls-cert", options.certificate), ("--tls-key", options.private_key)):
+        if path is not None:
+            _check_readable(option, path)
     base_path = "/" + options.base_path.strip("/") if options.base_path.strip("/") else ""
     listener = _bind(options.host, options.port)
     url = _url(options, listener, base_path)
@@ -141,7 +151,20 @@ def _registry_option(options: ServeOptions) -> str:
     return f"--root {shlex.quote(options.root)} "
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _check_readable(option: str, path: Path) -> None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise ServeError(f"{option} {path} cannot be read: {error.strerror or error}.") from None
+
+
 def _bind(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # the system would take the rest of a division
+        raise ServeError(f"--port is {port}; it must be between 0 and 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from airflow_provider_lance.namespace.cli import main
 from airflow_provider_lance.namespace.database import sqlite_url
+from airflow_provider_lance.namespace.serving import ServeOptions
 
 from .conftest import QUICK, submission
 from .server_process import ROOT, ServerProcess
@@ -56,7 +58,13 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Capture
         (["serve", "--root", "{tmp}", "--state-dir", "{tmp}", "--registry", "mysql://x/y"], "SQLite or PostgreSQL"),
         (["serve", "--root", "{tmp}", "--state-dir", "{tmp}", "--keys", "{tmp}/none"], "key file"),
         (["serve", "--root", "{tmp}", "--state-dir", "{tmp}", "--property", "nonsense"], "NAME=VALUE"),
+        (["serve", "--root", "{tmp}", "--state-dir", "{tmp}", "--port", "99999"], "--port is 99999"),
+        (
+            ["serve", "--root", "{tmp}", "--state-dir", "{tmp}", "--tls-cert", "{tmp}/nope.pem", "--tls-key", "x"],
+            "nope.pem cannot be read: No such file",
+        ),
         (["jobs", "list", "--url", "http://127.0.0.1:1"], "got no answer"),
+        (["jobs", "logs", "some-job", "--url", "http://127.0.0.1:1"], "http://127.0.0.1:1 gave no answer"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -66,6 +74,43 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", "--root", str(tmp_path), "--state-dir", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "uvicorn" in error
+    assert "pip install 'airflow-provider-lance[server]'" in error
+
+
+class TestDefaultRegistry:
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / "one")
+
+    def test_is_one_per_root_however_the_root_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = {ServeOptions(root).registry_url for root in ("lake", "./lake", "lake/", str(tmp_path / "one" / "lake"))}
+        assert len(here) == 1
+        monkeypatch.chdir(tmp_path / "two")
+        assert ServeOptions("./lake").registry_url not in here
+        assert ServeOptions("s3://bucket/lake/").registry_url == ServeOptions("s3://bucket/lake").registry_url
+
+    def test_that_an_older_release_made_is_found(self, tmp_path: Path) -> None:
+        older = tmp_path / "state" / "airflow-lance" / hashlib.sha256(b"./lake").hexdigest()[:12]
+        older.mkdir(parents=True)
+        fresh = ServeOptions("./lake").state_directory
+        assert fresh != older
+        (older / "jobs.sqlite").touch()
+        assert ServeOptions("./lake").state_directory == older
+        fresh.mkdir()
+        (fresh / "jobs.sqlite").touch()
+        assert ServeOptions("./lake").state_directory == fresh
 
 
 def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
