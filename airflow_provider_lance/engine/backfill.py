@@ -104,9 +104,10 @@ class _Backfill:
         self.record.follow(self.table, self.pinned, self._open)
         remains = read_remains(self.files, self.folder)
         self.left_behind = bool(remains.journals or remains.parts or remains.markers)
-        finished = remains.finished_for(self.context.job_id)
-        self.finished = whole_files(self.table, finished, self._target_types(self.pinned))
-        self.parts = remains.parts_for(self.context.job_id)
+        # Where failed rows fail the job, none of them is its own.
+        own = self.context.job_id if self.request.error_policy(self.rule).on_error == "null" else ""
+        self.finished = whole_files(self.table, remains.finished_for(own), self._target_types(self.pinned))
+        self.parts = remains.parts_for(own)
         self._resume()
         plan = self._plan(self.pinned)
         self.scope_rows = self.published.assigned + self.published.failed + plan.rows + plan.left_rows

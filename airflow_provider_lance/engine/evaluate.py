@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 8 << 20
 _ISOLATE_ROWS = 1024
 _EVALUATION = re.compile(
-    r"(?:LanceError\(Arrow\)|Query Execution error: (?:Error applying filter expression to batch: )?"
-    r"(?:Arrow|Execution) error): (.*)",
+    r"(?:LanceError\(Arrow\)|Query Execution error: Execution error"
+    r"|Error applying filter expression to batch: \w+ error): (?!.*LanceError\(IO\))(.*)",
     re.DOTALL,
 )
 _OFFSETS = 1 << 17  # numbered at once, where all rows are read: batches are too small to number one by one

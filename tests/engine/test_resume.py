@@ -217,11 +217,12 @@ def fragile(tmp_path):
     return uri, down
 
 
-def test_rows_that_failed_in_a_dead_job_are_tried_again_by_the_next_one(spark, fragile):
+@pytest.mark.parametrize(("job_id", "on_error"), [("alive", "null"), ("alive", "fail"), ("dead", "fail")])
+def test_rows_that_failed_in_a_dead_job_are_tried_again_by_the_next_one(spark, fragile, job_id, on_error):
     uri, down = fragile
     dies_before_its_commit(spark, uri, job_id="dead")
     down.unlink()
-    result = backfill(spark, uri, "n", job_id="alive", options={"on_error": "fail"})
+    result = backfill(spark, uri, "n", job_id=job_id, options={"on_error": on_error})
     assert (result["rows_assigned"], result["rows_failed"], result["rows_remaining"]) == (100, 0, 0)
     assert_filled(uri, rule=lambda row: row["id"] * 3)
 
