@@ -101,6 +101,24 @@ class RowChanges:
         return not (self.new or self.updated or self.removed or self.schema)
 
 
+def empty_view(
+    definition: ViewDefinition, open_source: Callable[[str], lance.LanceDataset]
+) -> tuple[pa.Table, ViewDefinition]:
+    """The view's table without rows, and its definition as it is stored there.
+
+    ``open_source`` opens the table a name of ``definition.sources`` stands for; whatever it raises for a missing table
+    passes through. Raises InvalidInputError (code 13) for a definition that does not hold over its source.
+    """
+    bound, schema = bind(definition, open_source)
+    if bound.partition_key is not None:
+        check_partition_key(bound, open_source(bound.sources[0]).schema)
+    metadata = {**bound.to_metadata(), INCARNATION: str(uuid.uuid4())}
+    stored = ViewDefinition.from_metadata(metadata)
+    if stored is None or stored.select != bound.select:
+        refuse(f"the view's query would not be read back as it was understood: {bound.query}")
+    return schema.with_metadata(metadata).empty_table(), bound
+
+
 def create_view(
     location: str,
     definition: ViewDefinition,
@@ -110,22 +128,13 @@ def create_view(
     namespace: LanceNamespace | None = None,
     table_id: list[str] | None = None,
 ) -> tuple[int, ViewDefinition]:
-    """Write the empty view at ``location`` and return its version and its definition as it was stored.
+    """Write the :func:`empty_view` at ``location`` and return its version and its definition as it was stored.
 
-    ``open_source`` opens the table a name of ``definition.sources`` stands for; whatever it raises for a missing table
-    passes through. Pass ``namespace`` and ``table_id`` for a table that the namespace declared with managed versions.
-    Raises InvalidInputError (code 13) for a definition that does not hold over its source.
+    Pass ``namespace`` and ``table_id`` for a table that the namespace declared with managed versions.
     """
     import lance
 
-    bound, schema = bind(definition, open_source)
-    if bound.partition_key is not None:
-        check_partition_key(bound, open_source(bound.sources[0]).schema)
-    metadata = {**bound.to_metadata(), INCARNATION: str(uuid.uuid4())}
-    stored = ViewDefinition.from_metadata(metadata)
-    if stored is None or stored.select != bound.select:
-        refuse(f"the view's query would not be read back as it was understood: {bound.query}")
-    empty = schema.with_metadata(metadata).empty_table()
+    empty, bound = empty_view(definition, open_source)
     managed: dict[str, Any] = {"mode": "create"}
     if namespace is not None:
         # A declared table exists already, without a version: "create" would refuse it.

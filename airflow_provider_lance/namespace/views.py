@@ -6,8 +6,7 @@ here its names become tables of this namespace. Methods are operations of the wi
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from airflow_provider_lance.engine.view_definition import (
     ViewDefinition,
     validate_refresh_request,
 )
-from airflow_provider_lance.engine.view_table import create_view, read_points
+from airflow_provider_lance.engine.view_table import empty_view, read_points
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.identifiers import table_identifier
 from airflow_provider_lance.namespace.job_requests import JobRequests
@@ -30,7 +29,6 @@ from airflow_provider_lance.namespace.tree import Tree, cut_page
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 _OPENED_AT_ONCE = 8
 
@@ -56,7 +54,7 @@ class Views:
         sources = self.source_ids(request.id, definition)
         place = self._tables.declare(request.id)
         try:
-            empty, definition = _empty_view(definition, lambda name: self._catalog.open(sources[name]))
+            empty, definition = empty_view(definition, lambda name: self._catalog.open(sources[name]))
             version = self._tables.begin(place, empty.to_reader())
         except Exception:
             self._tables.remove_declared(request.id)
@@ -196,17 +194,6 @@ class Views:
         except (LanceNamespaceError, ValueError, OSError):
             return False  # only declared, dropped in this moment, or damaged: no view in any case
         return DEFINITION_KEY.encode() in (dataset.schema.metadata or {})
-
-
-def _empty_view(
-    definition: ViewDefinition, open_source: Callable[[str], lance.LanceDataset]
-) -> tuple[pa.Table, ViewDefinition]:
-    """The view's table without rows, as the engine makes it, and its definition as it is stored there."""
-    import lance
-
-    with tempfile.TemporaryDirectory(prefix="lance-view-") as scratch:
-        _, bound = create_view(scratch, definition, open_source)
-        return lance.dataset(scratch).schema.empty_table(), bound
 
 
 def _definition(metadata: Mapping[bytes, bytes]) -> ViewDefinition:

@@ -147,7 +147,7 @@ class TestViews:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         namespace = with_people(tmp_path)
-        meanwhile(monkeypatch, views, "create_view", lambda: namespace.create_table({"id": ["v"]}, stream(PEOPLE)))
+        meanwhile(monkeypatch, views, "empty_view", lambda: namespace.create_table({"id": ["v"]}, stream(PEOPLE)))
         with pytest.raises(TableAlreadyExistsError):
             namespace.create_materialized_view({"id": ["v"], "query": "SELECT id FROM people", "with_no_data": True})
         assert rows(namespace, "v") == [1, 2, 3]
