@@ -269,11 +269,19 @@ def exact_array(values: Any, kind: pa.DataType) -> pa.Array:
 def _holds_whole_numbers(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = _plain(kind)
     if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
         return True
     return any(_holds_whole_numbers(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values behind a dictionary or an extension type."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _check_whole(values: Sequence[Any], kind: pa.DataType) -> None:
@@ -283,6 +291,7 @@ def _check_whole(values: Sequence[Any], kind: pa.DataType) -> None:
     import numpy as np
     import pyarrow as pa
 
+    kind = _plain(kind)
     if not kind.num_fields:
         fractions = (float, decimal.Decimal, np.floating)
         suspects = any(issubclass(found, fractions) for found in set(map(type, values)))

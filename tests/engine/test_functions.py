@@ -158,6 +158,7 @@ ITEMS = pa.struct([("a", pa.int32()), ("b", pa.float32())])
         (pa.timestamp("s"), 3, 2.5),
         (pa.list_(pa.int32()), [3, None], [3, 2.5]),
         (pa.list_(pa.int32(), 2), [3, 4], [3, 2.5]),
+        (pa.fixed_shape_tensor(pa.int32(), [2]), [3, 4], [3, 2.5]),
         (pa.list_(pa.int32()), np.array([3.0]), np.array([2.5])),
         (pa.list_(ITEMS), [{"a": 3, "b": 2.5}, None], [{"a": 2.5}]),
         (ITEMS, {"b": 2.5}, {"a": 2.5}),
