@@ -140,7 +140,9 @@ def run_tasks(
     udtf: UdtfSpec | None = None,
 ) -> list[Written]:
     """Cut ``rows`` source rows into tasks and run them where that is cheaper, honouring the request's sizes."""
-    work.meter.phase("compute", rows_total=rows, fragments_total=len(fragments or work.source.get_fragments()))
+    # Nobody knows how many rows a function makes of these.
+    total = rows if udtf is None else 0
+    work.meter.phase("compute", rows_total=total, fragments_total=len(fragments or work.source.get_fragments()))
     size = work.request.get("source_task_size")
     small = rows <= driver_rows and _bytes(work.source, fragments, rows) <= DRIVER_BYTES
     asked_for_spark = any(work.request.get(key) for key in ("concurrency", "intra_applier_concurrency"))
