@@ -95,7 +95,8 @@ class FragmentWork:
     """One fragment, or with ``assemble=False`` a stretch of it whose values go to parts only.
 
     ``filter`` selects the rows to compute; the others keep what they have. ``whole`` tells that there are no others, or
-    that they are fresh already: then the fragment is fresh when the selected rows are.
+    that they are fresh already: then the fragment is fresh when the selected rows are, except for those of the others
+    that had ``failed`` before.
     """
 
     fragment_id: int
@@ -108,6 +109,7 @@ class FragmentWork:
     whole: bool = True
     assemble: bool = True
     parts: tuple[Part, ...] = ()
+    failed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,8 @@ class _FragmentTask:
             for part in self.parts:
                 tally.merge(read_tally(order.table, part))
             source = (chunk for part in self.parts for chunk in read_chunks(order.table, part, BATCH_ROWS))
+        if work.failed and tally.failed_offsets is not None:
+            tally.failed_offsets = sorted({*tally.failed_offsets, *work.failed})
         path = order.table.data_path(name)
         options = order.table.storage_options or None
         faults.reach("file-start")

@@ -19,6 +19,7 @@ from airflow_provider_lance.engine.evaluate import column_bytes, evaluation_fail
 from airflow_provider_lance.engine.expressions import check_filter
 from airflow_provider_lance.engine.fill import FragmentWork
 from airflow_provider_lance.engine.freshness import Fresh, FreshnessRecord
+from airflow_provider_lance.engine.functions import split
 from airflow_provider_lance.engine.identity import FragmentIdentity, identify
 from airflow_provider_lance.engine.request import BackfillRequest
 from airflow_provider_lance.engine.table import TableRef, field_ids
@@ -124,9 +125,13 @@ class _Selection:
         entry = self.record.get(identity)
         if self.where is not None:
             matched = self.matches[identity.fragment_id]
-            # Rows the clause leaves out stay as fresh as they are.
-            fresh = entry is not None and entry.failed == ()
-            return self._work(fragment, identity, matched, self.where, whole=fresh) if matched else None
+            if not matched:
+                return None
+            if entry is None or entry.failed is None:
+                return self._work(fragment, identity, matched, self.where, whole=False)
+            # Rows the clause leaves out stay what they are, fresh or failed.
+            work = self._work(fragment, identity, matched, self.where, whole=True)
+            return replace(work, failed=_left_out(fragment, entry, self.rule, self.where))
         if entry is None:
             return self._work(fragment, identity, live, None, whole=True)
         again, count = failed_rows(fragment, entry, self.rule)
@@ -161,6 +166,15 @@ def failed_rows(fragment: LanceFragment, entry: Fresh, rule: ColumnRule) -> tupl
     again = f"_rowaddr IN ({', '.join(str(base + offset) for offset in entry.failed)})"
     some_deleted = bool(entry.failed and fragment.num_deletions)
     return again, fragment.count_rows(again) if some_deleted else len(entry.failed)
+
+
+def _left_out(fragment: LanceFragment, entry: Fresh, rule: ColumnRule, where: str) -> tuple[int, ...]:
+    """The failed rows of a fresh fragment that a clause does not select."""
+    if not entry.failed:
+        return ()
+    again, _ = failed_rows(fragment, entry, rule)
+    chosen = fragment.scanner(columns=[], filter=f"({where}) AND {again}", with_row_address=True).to_table()
+    return tuple(sorted(set(entry.failed) - set(split(chosen)[0].tolist())))
 
 
 def count_matches(dataset: LanceDataset, where: str) -> Counter[int]:

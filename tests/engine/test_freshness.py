@@ -173,8 +173,10 @@ def test_a_where_run_leaves_a_fresh_fragment_fresh(spark, filled):
 
 
 def test_a_where_run_does_not_hide_rows_that_failed(spark, failed):
-    assert backfill(spark, failed, "n", where="id = 3", options={"on_error": "null"})["rows_assigned"] == 1
-    assert backfill(spark, failed, "n", options={"on_error": "null"})["rows_failed"] == 1
+    for where, rows_failed in (("id = 3", 0), ("id <= 3", 1), ("id > 3", 0)):
+        assert backfill(spark, failed, "n", where=where, options={"on_error": "null"})["rows_failed"] == rows_failed
+        again = backfill(spark, failed, "n", options={"on_error": "null"})
+        assert (again["rows_computed"], again["rows_failed"], again["rows_remaining"]) == (1, 1, 1)
 
 
 def test_a_failed_row_that_was_deleted_does_not_remain(failed):
