@@ -113,6 +113,19 @@ class TestObjectStorage:
             namespace.create_table_version({**theirs, "version": 3, "manifest_path": theirs["manifest_path"] + "x"})
         assert namespace.count_table_rows({"id": ["people"]}).count == 6
 
+    def test_every_first_insert_is_in_the_table(self, s3: dict[str, str], bucket: str) -> None:
+        namespace = SparkNamespace(root=bucket, **{f"storage.{key}": value for key, value in s3.items()})
+        namespace.declare_table({"id": ["people"]})
+        ready = threading.Barrier(3)
+
+        def insert(_: int) -> int:
+            ready.wait()
+            return int(namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE)).version)
+
+        with ThreadPoolExecutor(3) as pool:
+            assert sorted(pool.map(insert, range(3))) == [1, 2, 3]
+        assert namespace.count_table_rows({"id": ["people"]}).count == 9
+
 
 class TestThreads:
     def test_one_of_many_creates_wins(self, tmp_path: Path) -> None:
