@@ -205,10 +205,8 @@ class Tables:
             )
         self._before_move(list(request.id))
         new = self.declare(new_id, old.properties)
-        markers = [
-            os.path.join(new.location, name) for name in os.listdir(new.location)
-        ]  # pylance's, of a declared one
-        for marker in markers:
+        markers = [os.path.join(new.location, name) for name in os.listdir(new.location)]
+        for marker in markers:  # pylance's, of a declared table
             os.unlink(marker)
         # From here on the table is under its new name or its old one, never under neither: the rename takes the
         # declared, now empty directory's place in one step.
