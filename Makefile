@@ -18,7 +18,7 @@ ui: venv         ## Airflow's UI and the job pages with everything in place
 	@$(PY) scripts/ui.py
 
 test: lint       ## lint and all tests but the long ones (make soak); what CI runs
-	@$(PY) -m pytest tests -n 2 --dist loadscope --no-loadscope-reorder
+	@$(PY) -m pytest tests -n 3 --dist loadscope --no-loadscope-reorder
 
 soak: venv       ## the long runs: kills, random histories, deployments
 	@HYPOTHESIS_PROFILE=soak $(PY) -m pytest tests -m "soak or not soak" --timeout 3600

@@ -1,4 +1,4 @@
-"""Shared by all tests: two folders run at once, and Hypothesis has no wall-clock limits.
+"""Shared by all tests: three folders run at once, and Hypothesis has no wall-clock limits.
 
 Hypothesis is seeded by default and random in long runs.
 """
