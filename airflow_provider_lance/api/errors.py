@@ -121,6 +121,11 @@ class WireError(Exception):
         return self.status is None or self.status == 429 or self.status >= 500
 
     @property
+    def refused(self) -> bool:
+        """Our credentials were: they may have been rotated, and the connection be worth reading again."""
+        return self.code in {UNAUTHENTICATED, FORBIDDEN}
+
+    @property
     def missing(self) -> bool:
         """The object is not there (and not: the route is missing)."""
         return not self.route_missing and (self.status == 404 or self.code in _MISSING)

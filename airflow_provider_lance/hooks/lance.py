@@ -20,10 +20,10 @@ from airflow_provider_lance.api.ids import Identifier, parse_id
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS, unknown_operation
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings
+from airflow_provider_lance.api.vended import without_credentials
 from airflow_provider_lance.api.versions import WITH_VERSION, version_of
 from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION
-from airflow_provider_lance.triggers.outcome import without_credentials
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowTaskTimeout
 
-from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.operators.rendered import literal
 from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, job_event, public_result
@@ -22,7 +22,7 @@ def look(hook: LanceNamespaceHook, job_id: str) -> Job | WireError | None:
     try:
         return hook.find_job(job_id)
     except WireError as error:
-        if error.code in {UNAUTHENTICATED, FORBIDDEN}:
+        if error.refused:
             hook.reread()
         return error
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, PokeReturnValue
 
-from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.operators.base import read_table_id, task_error
@@ -63,12 +63,11 @@ class _PlaceSensor(LanceBaseSensor):
     def _tolerated(self, error: WireError) -> AirflowException | None:
         """``None`` for what may pass by itself and has not failed too often in a row, as in the triggerer."""
         self._failed += 1
-        refused = error.code in {UNAUTHENTICATED, FORBIDDEN}
         most = read_configuration().poll_errors
-        if self._failed > most or not (error.transient or refused):
+        if self._failed > most or not (error.transient or error.refused):
             return task_error(error)
         self.log.warning("Look %d of at most %d failed, will look again: %s", self._failed, most, error)
-        if refused:
+        if error.refused:
             self.hook.reread()
         return None
 

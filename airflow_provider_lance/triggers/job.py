@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.wire import AsyncWire
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.lance import resolve_async
@@ -90,7 +90,7 @@ class LanceJobTrigger(BaseTrigger):
                     continue
                 if (event := follower.see(sighting)) is not None:
                     return event
-                if isinstance(sighting, WireError) and sighting.code in {UNAUTHENTICATED, FORBIDDEN}:
+                if isinstance(sighting, WireError) and sighting.refused:
                     await asyncio.sleep(interval)
                     return None
 

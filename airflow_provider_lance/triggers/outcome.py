@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.api.vended import without_credentials
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -104,7 +105,7 @@ class Follower:
         self._failed += 1
         self._asked = error.retry_after
         # Credentials may be rotated while a task waits; whoever submitted the job had good ones.
-        may_pass = error.transient or self._state is not None or error.code in {UNAUTHENTICATED, FORBIDDEN}
+        may_pass = error.transient or self._state is not None or error.refused
         if self._failed <= self._errors and may_pass:
             self._log(f"Look {self._failed} of at most {self._errors} failed, will look again: {error}")
             return self.expired()
@@ -142,13 +143,6 @@ def public_result(result: Any) -> dict[str, Any] | None:
     if not isinstance(result, dict):
         return None
     return without_credentials(result)
-
-
-def without_credentials(value: Any) -> Any:
-    """Plain data, at any depth without the credentials a namespace vends beside a table's address."""
-    if isinstance(value, dict):
-        return {key: without_credentials(item) for key, item in value.items() if key != "storage_options"}
-    return [without_credentials(item) for item in value] if isinstance(value, list) else value
 
 
 def _cut(message: str, most: int = 4000) -> str:

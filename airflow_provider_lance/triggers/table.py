@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.triggers import BaseEventTrigger
 from airflow.triggers.base import TriggerEvent
 
-from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED, WireError
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import parse_id
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.triggers.position import Goal, Place
@@ -175,7 +175,7 @@ def _payload(place: Place, version: int | None, before: int | None) -> dict[str,
 
 
 def _may_pass(error: Exception) -> bool:
-    return not isinstance(error, WireError) or error.transient or error.code in {UNAUTHENTICATED, FORBIDDEN}
+    return not isinstance(error, WireError) or error.transient or error.refused
 
 
 def _jittered(interval: float) -> float:
