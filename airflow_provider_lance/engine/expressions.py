@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 # LanceDB refuses these, pylance does not: a value that differs between two runs can never be called fresh.
 _UNSTABLE_FUNCTIONS = ("random", "rand", "uuid", "now", "today", "current_date", "current_time", "current_timestamp")
 _UNSTABLE_WORDS = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
-_ROW_WORDS = re.compile(r"\b(_rowid|_rowaddr|_rowoffset|_row_created_at_version|_row_last_updated_at_version)\b", re.I)
+#: Columns that Lance itself has in every table.
+OWN_COLUMNS = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
+_ROW_WORDS = re.compile(rf"\b({'|'.join(OWN_COLUMNS)})\b", re.I)
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`")
 _LITERAL = re.compile(r"'(?:[^']|'')*'")
 _PATH_SEGMENT = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")

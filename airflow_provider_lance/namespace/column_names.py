@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from lance_namespace.errors import InvalidInputError
 
+from airflow_provider_lance.engine.expressions import OWN_COLUMNS
+
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# Lance's own columns. A stored one of the same name makes its readers panic.
-_RESERVED = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
 
 
 def check_column_name(name: str) -> str:
@@ -32,5 +31,5 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def _refuse_reserved(name: str) -> None:
-    if name in _RESERVED:
+    if name in OWN_COLUMNS:  # a stored one of the same name makes Lance's readers panic
         raise InvalidInputError(f"{name!r} is a column of Lance's own, of every table; choose another name.")
