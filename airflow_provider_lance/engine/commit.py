@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.engine.history import read_transaction
 from airflow_provider_lance.engine.table import TableRef
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def read_transactions(table: TableRef, head: LanceDataset, after: int) -> Iterat
     versions = range(after + 1, head.version + 1)
     if len(versions) <= _FEW_VERSIONS:
         for version in versions:
-            yield version, _read_transaction(head, version)
+            yield version, read_transaction(head, version)
         return
     # A dataset object reads one transaction at a time ("Already borrowed"): each thread has its own.
     own = threading.local()
@@ -116,14 +117,7 @@ def read_transactions(table: TableRef, head: LanceDataset, after: int) -> Iterat
     def read(version: int) -> Any | None:
         if not hasattr(own, "dataset"):
             own.dataset = table.open(head.version)
-        return _read_transaction(own.dataset, version)
+        return read_transaction(own.dataset, version)
 
     with ThreadPoolExecutor(_READERS) as pool:
         yield from zip(versions, pool.map(read, versions), strict=True)
-
-
-def _read_transaction(dataset: LanceDataset, version: int) -> Any | None:
-    try:
-        return dataset.read_transaction(version)
-    except (OSError, ValueError, NotImplementedError, TypeError):
-        return None  # a TypeError: pylance 14 cannot build the object for a compaction that also rewrote an index

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import lance
@@ -22,15 +23,32 @@ class Commit:
     replaced: frozenset[int] = frozenset()
 
 
+def read_transaction(dataset: lance.LanceDataset, version: int) -> Any | None:
+    """The transaction behind ``version``; None where it was cleaned up or cannot be read."""
+    _let_rewritten_indices_be_read()
+    try:
+        return dataset.read_transaction(version)
+    except (OSError, ValueError, NotImplementedError, TypeError):
+        return None
+
+
+@functools.cache
+def _let_rewritten_indices_be_read() -> None:
+    """Make the transaction of a compaction readable if it also rewrote an index.
+
+    pylance 14 builds ``RewrittenIndex`` from two of its five fields and fails with a TypeError. The other three
+    describe the new index file; nothing here reads them, so they get defaults.
+    """
+    from lance import LanceOperation
+
+    constructor: Any = LanceOperation.RewrittenIndex.__init__
+    if constructor.__defaults__ is None:
+        constructor.__defaults__ = ("", b"", 0)
+
+
 def read_commit(dataset: lance.LanceDataset, version: int) -> Commit | None:
     """The commit behind ``version``; None where it was cleaned up or cannot be read."""
-    try:
-        transaction = dataset.read_transaction(version)
-    except (OSError, ValueError, NotImplementedError):
-        return None
-    except TypeError as error:
-        # pylance 14 cannot build the object for a compaction that also rewrote an index; that is what it was.
-        return Commit("Rewrite") if "RewrittenIndex" in str(error) else None
+    transaction = read_transaction(dataset, version)
     if transaction is None:
         return None
     groups = getattr(transaction.operation, "replacements", ())

@@ -8,6 +8,7 @@ from datetime import timedelta
 import lance
 import pyarrow as pa
 import pytest
+from lance.optimize import Compaction
 
 from airflow_provider_lance.engine.columns import computed_field
 from airflow_provider_lance.engine.context import SilentReporter
@@ -32,6 +33,26 @@ def filled(spark, uri):
 def test_compaction_keeps_values_fresh(filled):
     lance.dataset(filled).optimize.compact_files(target_rows_per_fragment=50)
     assert backfill(None, filled, "n")["rows_remaining"] == 0
+
+
+@pytest.mark.parametrize("kind", ["BTREE", "BITMAP"])
+@pytest.mark.parametrize("indexed", ["id", "n"])
+def test_compaction_of_an_indexed_table_keeps_values_fresh(spark, filled, indexed, kind):
+    lance.dataset(filled).create_scalar_index(indexed, kind)
+    lance.dataset(filled).optimize.compact_files(target_rows_per_fragment=50)
+    assert backfill(None, filled, "n")["rows_remaining"] == 0
+    lance.write_dataset(pa.table({"id": pa.array([500]), "text": ["new"]}), filled, mode="append")
+    assert backfill(spark, filled, "n")["rows_computed"] == 1
+    assert_filled(filled)
+
+
+def test_compaction_of_an_indexed_table_leaves_other_fragments_stale(spark, filled):
+    lance.dataset(filled).create_scalar_index("id", "BTREE")
+    lance.write_dataset(pa.table({"id": pa.array([500]), "text": ["new"]}), filled, mode="append")
+    plan = Compaction.plan(lance.dataset(filled), {"target_rows_per_fragment": 30})
+    Compaction.commit(lance.dataset(filled), [task.execute(lance.dataset(filled)) for task in plan.tasks[:2]])
+    assert backfill(spark, filled, "n")["rows_computed"] == 1
+    assert_filled(filled)
 
 
 def test_compaction_of_fresh_and_stale_fragments_is_stale(spark, filled):
