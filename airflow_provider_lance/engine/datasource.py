@@ -70,13 +70,18 @@ class FragmentGroup(InputPartition):
     fragments: tuple[int, ...]
 
 
-def spark_table(session: SparkSession, source: LanceSource) -> DataFrame:
-    """A DataFrame over ``source``, registered in ``session`` under a name of its own."""
+def spark_table(session: SparkSession, source: LanceSource, *, push_filters: bool = False) -> DataFrame:
+    """A DataFrame over ``source``, registered in ``session`` under a name of its own.
+
+    Let filters be pushed only where a plan scans the DataFrame once: Spark keeps the answer of ``pushFilters`` per
+    registered source, so the last scan that is planned would decide which rows all of them read.
+    """
     name = f"lance_{uuid.uuid4().hex}"
 
     # A class per table: Spark pickles it into its workers, and with it what the reader needs.
     class Registered(LanceTable):
         lance_source = source
+        pushes_filters = push_filters
 
         @classmethod
         def name(cls) -> str:
@@ -107,31 +112,24 @@ class LanceTable(DataSource):
     """The data source behind :func:`spark_table`."""
 
     lance_source: LanceSource
+    pushes_filters: bool
 
     def schema(self) -> StructType:
         return spark_struct(self.lance_source.schema)
 
     def reader(self, schema: Any) -> LanceReader:
-        return LanceReader(self.lance_source)
+        return FilteringReader(self.lance_source) if self.pushes_filters else LanceReader(self.lance_source)
 
 
 class LanceReader(DataSourceReader):
-    """Reads fragment groups with pylance inside Spark's Python workers."""
+    """Reads fragment groups with pylance inside Spark's Python workers. Spark evaluates all filters.
+
+    It has no ``pushFilters`` on purpose: Spark keeps filters to itself only where that method is missing.
+    """
 
     def __init__(self, source: LanceSource) -> None:
         self.source = source
         self.filter: str | None = None
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take over what Lance evaluates exactly as Spark does; Spark evaluates the rest."""
-        taken = []
-        for spark_filter in filters:
-            condition = lance_filter(spark_filter, self.source.schema)
-            if condition is None:
-                yield spark_filter
-            else:
-                taken.append(condition)
-        self.filter = " AND ".join(taken) or None
 
     def partitions(self) -> Sequence[InputPartition]:
         return [FragmentGroup(group) for group in self.source.groups] or [FragmentGroup(())]
@@ -150,9 +148,25 @@ class LanceReader(DataSourceReader):
             fragments=[dataset.get_fragment(number) for number in partition.fragments],
             batch_size=BATCH_ROWS,
             blob_handling="all_binary",
+            use_scalar_index=False,  # what is read is written, and an index may be stale
         ).to_batches()
         for batch in batches:
             yield batch if same else _cast(batch, schema)
+
+
+class FilteringReader(LanceReader):
+    """Reads only the rows that pass the filters of the one scan that its source has in a plan."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what Lance evaluates exactly as Spark does; Spark evaluates the rest."""
+        taken = []
+        for spark_filter in filters:
+            condition = lance_filter(spark_filter, self.source.schema)
+            if condition is None:
+                yield spark_filter
+            else:
+                taken.append(condition)
+        self.filter = " AND ".join(taken) or None
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

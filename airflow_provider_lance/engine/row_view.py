@@ -195,6 +195,7 @@ def gone_rows(source: lance.LanceDataset, changes: Changes) -> Any:
         columns=["_rowid"],
         filter=changes.updated,
         fragments=[source.get_fragment(number) for number in changes.fragments],
+        use_scalar_index=False,
     ).to_table()
     return np.concatenate([deleted, updated["_rowid"].to_numpy()])
 
@@ -206,7 +207,8 @@ def changed_rows(source: lance.LanceDataset, fragments: tuple[int, ...] | None, 
     if not fragments:
         return 0
     chosen = [source.get_fragment(number) for number in fragments]
-    return int(source.scanner(columns=[], filter=extra, fragments=chosen, with_row_id=True).count_rows())
+    scanner = source.scanner(columns=[], filter=extra, fragments=chosen, with_row_id=True, use_scalar_index=False)
+    return int(scanner.count_rows())
 
 
 def both(first: str | None, second: str | None) -> str | None:

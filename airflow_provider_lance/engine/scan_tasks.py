@@ -69,6 +69,7 @@ class Scan:
             limit=task.limit,
             scan_in_order=True,
             blob_handling="all_binary",
+            use_scalar_index=False,  # what is read is written, and an index may be stale
             **options,
         )
         yield from scanner.to_batches()

@@ -101,7 +101,13 @@ class Partitioning:
         columns = {_KEY: self.expression or "_rowid"}
         if select.filter is not None:
             columns[_POSITION] = "_rowoffset"
-        scanner = dataset.scanner(columns=columns, filter=select.filter, limit=select.limit, scan_in_order=True)
+        scanner = dataset.scanner(
+            columns=columns,
+            filter=select.filter,
+            limit=select.limit,
+            scan_in_order=True,
+            use_scalar_index=False,  # what is read is written, and an index may be stale
+        )
         table = scanner.to_table()
         return table[_KEY], np.arange(len(table)) if select.filter is None else table[_POSITION].to_numpy()
 

@@ -230,7 +230,7 @@ def test_a_query_spark_cannot_plan_fails_with_its_sentence(world: World) -> None
 def test_fragments_are_partitions_and_filters_are_pushed_down(world: World, spark: Any) -> None:
     dataset = world.open("sales")
     table = TableRef(world.path("sales"), storage_options={"secret_access_key": "hidden"})
-    frame = spark_table(spark, LanceSource.of(table, dataset, ["id", "shop"], partitions=3))
+    frame = spark_table(spark, LanceSource.of(table, dataset, ["id", "shop"], partitions=3), push_filters=True)
     assert frame.columns == ["id", "shop"]
     assert frame.rdd.getNumPartitions() == 3
     chosen = frame.where("id >= 30 AND shop IN (1, 2) AND shop IS NOT NULL AND id % 2 = 0")
