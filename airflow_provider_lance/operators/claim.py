@@ -55,7 +55,7 @@ def claim_job(hook: LanceNamespaceHook, job_id: str, log: Any) -> Claim | None:
     """Claim the job, after waiting for a driver that has it already; ``None`` once it has ended by another's hand."""
     interval = read_configuration().poll_interval
     token = secrets.token_urlsafe(32)
-    follower = Follower(job_id, log=lambda line: log.info("%s", line))
+    follower = Follower(job_id, log=log)
     told = False
     while True:
         failure: AirflowException | None = None
@@ -99,7 +99,7 @@ class Watch:
 
     def _run(self) -> None:
         interval = min(read_configuration().poll_interval, self._claim.lease_seconds / 4)
-        follower = Follower(self._claim.job_id, log=lambda line: self._log.info("%s", line))
+        follower = Follower(self._claim.job_id, log=self._log)
         renewed = time.monotonic()
         while not self._stop.wait(interval):
             seen = look(self._hook, self._claim.job_id)

@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipExc
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
 from airflow_provider_lance.operators.result import job_result, job_table, look, read_job_id
+from airflow_provider_lance.triggers.looks import FailedLooks
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -62,14 +63,17 @@ class LanceCancelJobOperator(LanceBaseOperator):
 
     def _see_end(self, job_id: str) -> Job | None:
         """The job as it is once it has ended or the time for that is over; a look in between may fail."""
-        until = time.monotonic() + self.wait_seconds
+        until, failed = time.monotonic() + self.wait_seconds, FailedLooks(self.log)
         while True:
             job = look(self.hook, job_id)
             over = time.monotonic() >= until
             if isinstance(job, WireError):
                 if over or not job.transient:
                     raise job
-                self.log.info("A look at the job failed, will look again: %s", job)
-            elif job is None or job.state.terminal or over:
+                failed.failed(job)
+                time.sleep(min(failed.pause(0.5), max(0.0, until - time.monotonic())))
+                continue
+            failed.answered()
+            if job is None or job.state.terminal or over:
                 return job
             time.sleep(0.5)

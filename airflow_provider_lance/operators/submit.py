@@ -303,15 +303,14 @@ class LanceJobOperator(LanceBaseOperator):
             submitted.job_id,
             deadline=submitted.deadline,
             errors=configuration.poll_errors,
-            log=lambda line: self.log.info("%s", line),
+            log=self.log,
         )
         pause = min(0.5, interval)
         while True:
             event = follower.see(look(self.hook, submitted.job_id))
             if event is not None:
                 return event
-            left, wait = follower.seconds_left, follower.pause(pause) * (1 + 0.2 * random.random())
-            time.sleep(wait if left is None else min(wait, left))
+            time.sleep(follower.pause_before_deadline(pause * (1 + 0.2 * random.random())))
             pause = min(interval, pause * 2)
 
     def _complete(self, context: Context, submitted: Submitted, event: Event) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class LanceBaseSensor(BaseSensorOperator):
     :param lance_conn_id: the connection of the namespace. (templated)
     :param deferrable: wait in the triggerer instead of on a worker; ``[operators] default_deferrable`` by default. A
         namespace without a server (``impl`` of the connection) is poked.
+    :param poke_interval: seconds between looks. When it is not given, a deferred sensor looks every ``[lance]
+        poll_interval`` seconds and a poking one every minute.
     """
 
     ui_color = "#fdf1e4"
@@ -43,9 +45,14 @@ class LanceBaseSensor(BaseSensorOperator):
         *,
         lance_conn_id: str = DEFAULT_CONNECTION,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poke_interval: timedelta | float | None = None,
         **kwargs: Any,
     ) -> None:
+        if poke_interval is not None:
+            kwargs["poke_interval"] = poke_interval
         super().__init__(**kwargs)
+        #: Of a deferred sensor; ``None`` takes the configuration's.
+        self.poll_interval = float(self.poke_interval) if poke_interval is not None else None
         self.lance_conn_id = lance_conn_id
         self.deferrable = deferrable
 
@@ -54,6 +61,19 @@ class LanceBaseSensor(BaseSensorOperator):
         from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
         return LanceNamespaceHook(self.lance_conn_id)
+
+    def execute(self, context: Context) -> Any:
+        """Poke. A timeout says why the last look failed, if it did."""
+        try:
+            return super().execute(context)
+        except AirflowSensorTimeout:
+            if (reason := self.failed_look()) is None:
+                raise
+        raise self.timed_out(reason)
+
+    def failed_look(self) -> str | None:
+        """Why the last look failed; ``None`` if it was answered."""
+        return None
 
     def first_look(self, context: Context) -> Any:
         """A poke before deferring; ``soft_fail``, ``never_fail`` and ``silent_fail`` say what its failure means."""
@@ -85,7 +105,10 @@ class LanceBaseSensor(BaseSensorOperator):
     def deadline(self) -> float:
         return time.time() + self.timeout
 
-    def timed_out(self) -> AirflowSensorTimeout:
+    def timed_out(self, reason: str | None = None) -> AirflowSensorTimeout:
+        """The sensor's timeout; ``reason`` is why the last look failed, if it did."""
+        if reason:
+            return AirflowSensorTimeout(f"Sensor has timed out: the last look failed: {reason}")
         return AirflowSensorTimeout(f"Sensor has timed out: nothing happened within {self.timeout:g} s.")
 
     @property

@@ -53,6 +53,7 @@ class LanceJobSensor(LanceBaseSensor):
         LanceJobLink().push(context, self.hook.resolved.link(job_id))
         if not self.defers:
             return super().execute(context)
+        deadline = self.deadline  # before the first look, which may take long
         if found := self.first_look(context):
             return found.xcom_value
         from airflow_provider_lance.triggers.job import LanceJobTrigger
@@ -61,8 +62,8 @@ class LanceJobSensor(LanceBaseSensor):
             LanceJobTrigger(
                 job_id=job_id,
                 lance_conn_id=self.lance_conn_id,
-                deadline=self.deadline,
-                poll_interval=self.poke_interval if self.poke_interval != 60 else None,
+                deadline=deadline,
+                poll_interval=self.poll_interval,
                 cancel_on_kill=False,
             )
         )
@@ -70,9 +71,7 @@ class LanceJobSensor(LanceBaseSensor):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         job_id = read_job_id(self.job_id)
         if self._follower is None:
-            self._follower = Follower(
-                job_id, errors=read_configuration().poll_errors, log=lambda line: self.log.info("%s", line)
-            )
+            self._follower = Follower(job_id, errors=read_configuration().poll_errors, log=self.log)
         seen = look(self.hook, job_id)
         event = self._follower.see(seen)
         while seen is None and event is None and self.reschedule and not self.defers:
@@ -84,13 +83,16 @@ class LanceJobSensor(LanceBaseSensor):
             return False
         return PokeReturnValue(True, self._end(event, seen if isinstance(seen, Job) else None))
 
+    def failed_look(self) -> str | None:
+        return self._follower.failed_look if self._follower is not None else None
+
     def execute_complete(self, context: Context, event: Event) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
         if event["job_id"] != read_job_id(self.job_id):
             return self.wait_again(context, f"job {event['job_id']}")
         event = settled(self.hook, event)
         if event["state"] == TIMEOUT:
-            raise self.timed_out()
+            raise self.timed_out((event.get("failure") or {}).get("message"))
         seen = look(self.hook, event["job_id"])  # the event is small: what kind of job it was is asked for once more
         return self._end(event, seen if isinstance(seen, Job) else None)
 

@@ -14,6 +14,7 @@ from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.operators.base import read_table_id, task_error
 from airflow_provider_lance.operators.rendered import given, version_number
 from airflow_provider_lance.sensors.base import LanceBaseSensor
+from airflow_provider_lance.triggers.looks import FailedLooks
 from airflow_provider_lance.triggers.position import Goal, Place
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class _PlaceSensor(LanceBaseSensor):
     def __init__(self, *, table_id: Identifier, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table_id = table_id
-        self._failed = 0  # looks in a row
+        self._failed: FailedLooks | None = None
 
     def place(self, table_id: list[str]) -> Place:
         return Place(table_id)
@@ -42,63 +43,65 @@ class _PlaceSensor(LanceBaseSensor):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         place, goal = self._place(), self.goal()
         operation, fields = place.request()
+        if self._failed is None:
+            self._failed = FailedLooks(self.log, read_configuration().poll_errors)
         present, version = True, None
         failure: AirflowException | None = None
         try:
             version = place.read(self.hook.call(operation, fields))
-            self._failed = 0
         except WireError as error:
-            if not error.missing:
-                failure = self._tolerated(error)
             present = False
+            if not error.missing:
+                # What may pass by itself is tolerated, as in the triggerer.
+                if self._failed.failed(error, may_pass=error.transient or error.refused):
+                    if error.refused:
+                        self.hook.reread()
+                    return False
+                failure = task_error(error)
         if failure is not None:
             raise failure
-        if not present and self._failed:
-            return False
+        self._failed.answered()
         if not goal.reached(present, version):
             self.log.info("Waiting for %s: %s; it is %s.", place.describe(), goal.describe(), version or "not there")
             return False
         return PokeReturnValue(True, _found(place, version))
 
-    def _tolerated(self, error: WireError) -> AirflowException | None:
-        """``None`` for what may pass by itself and has not failed too often in a row, as in the triggerer."""
-        self._failed += 1
-        most = read_configuration().poll_errors
-        if self._failed > most or not (error.transient or error.refused):
-            return task_error(error)
-        self.log.warning("Look %d of at most %d failed, will look again: %s", self._failed, most, error)
-        if error.refused:
-            self.hook.reread()
-        return None
-
     def execute(self, context: Context) -> Any:
         if not self.defers:
             return super().execute(context)
+        deadline = self.deadline  # before the first look, which may take long
         if found := self.first_look(context):
             return found.xcom_value
-        from airflow_provider_lance.triggers.table import LanceTableTrigger
+        from airflow_provider_lance.triggers.table import LanceTableSensorTrigger
 
         place = self._place()
         self.wait_for(
-            LanceTableTrigger(
+            LanceTableSensorTrigger(
                 table_id=place.table_id,
                 lance_conn_id=self.lance_conn_id,
                 branch=place.branch,
                 tag=place.tag,
                 goal=asdict(self.goal()),
-                deadline=self.deadline,
-                poll_interval=self.poke_interval if self.poke_interval != 60 else None,
+                deadline=deadline,
+                poll_interval=self.poll_interval,
             )
         )
 
+    def failed_look(self) -> str | None:
+        return self._failed.reason if self._failed is not None else None
+
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Where a deferred sensor goes on."""
-        place, version = self._place(), event.get("version")
-        if event.get("error"):
-            raise AirflowException(f"Cannot look at {place.describe()} any longer: {event['error']}")
+        place, version, error = self._place(), event.get("version"), event.get("error")
         seen = Place(list(event["table_id"]), event.get("branch"), event.get("tag"))
         if seen == place and event.get("timeout"):
-            raise self.timed_out()
+            # It may have happened while nobody looked; not asked for where the server does not answer.
+            found = self.poke(context) if not error else False
+            if isinstance(found, PokeReturnValue) and found.xcom_value is not None:
+                return found.xcom_value
+            raise self.timed_out(error)
+        if seen == place and error:
+            raise AirflowException(f"Cannot look at {place.describe()} any longer: {error}")
         if seen != place or not self.goal().reached(True, version):
             return self.wait_again(context, seen.describe())
         return _found(place, version)

@@ -59,7 +59,7 @@ class LanceJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         configuration = read_configuration()
-        follower = Follower(self.job_id, deadline=self.deadline, errors=configuration.poll_errors, log=self.log.info)
+        follower = Follower(self.job_id, deadline=self.deadline, errors=configuration.poll_errors, log=self.log)
         interval = self.poll_interval or configuration.poll_interval
         event: Event | None = None
         while event is None:
@@ -68,7 +68,7 @@ class LanceJobTrigger(BaseTrigger):
             except Exception as error:  # a trigger that raises fails its task without a word about the job
                 event = follower.see(WireError(f"{type(error).__name__}: {error}", code=None))
                 if event is None:
-                    await asyncio.sleep(interval)
+                    await asyncio.sleep(follower.pause_before_deadline(interval))
         yield TriggerEvent(event)
 
     async def _follow(self, follower: Follower, interval: float, batch: int) -> Event | None:
@@ -91,7 +91,7 @@ class LanceJobTrigger(BaseTrigger):
                 if (event := follower.see(sighting)) is not None:
                     return event
                 if isinstance(sighting, WireError) and sighting.refused:
-                    await asyncio.sleep(interval)
+                    await asyncio.sleep(follower.pause_before_deadline(interval))
                     return None
 
     async def on_kill(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.api.vended import without_credentials
+from airflow_provider_lance.triggers.looks import FailedLooks
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 TIMEOUT, LOST = "TIMEOUT", "LOST"
 _MOST_BYTES = 32_000
 _ABSENCES = 3
-_LONGEST_PAUSE, _LONGEST_ASKED = 60.0, 900.0
 
 Event = dict[str, Any]
 
@@ -31,7 +31,7 @@ class Follower:
 
     :param deadline: seconds since the epoch after which the wait is over, or ``None``.
     :param errors: how many looks in a row may fail.
-    :param log: receives a line for each change of state or progress, and none for what stayed the same.
+    :param log: a logger, which gets a line for each change of state or progress, and none for what stayed the same.
     """
 
     def __init__(
@@ -40,36 +40,41 @@ class Follower:
         *,
         deadline: float | None = None,
         errors: int = 20,
-        log: Callable[[str], None],
+        log: Any,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.job_id = job_id
         self.deadline = deadline
-        self._errors = errors
         self._log = log
         self._clock = clock
         self._state: JobState | None = None
         self._line = ""
-        self._failed = 0
-        self._asked: float | None = None  # the pause the server asked for
+        self._failed = FailedLooks(log, errors)
         self._absent = 0
 
     def pause(self, usual: float) -> float:
-        """How long to wait for the next look: longer and longer while looks fail, and as long as the server says."""
-        if not self._failed:
-            return usual
-        longer = min(_LONGEST_PAUSE, usual * 2 ** min(self._failed - 1, 6))
-        return max(longer, min(self._asked or 0.0, _LONGEST_ASKED))
+        """How long to wait for the next look."""
+        return self._failed.pause(usual)
+
+    def pause_before_deadline(self, usual: float) -> float:
+        """The same, cut at the deadline."""
+        pause, left = self.pause(usual), self.seconds_left
+        return pause if left is None else min(pause, left)
 
     @property
     def seconds_left(self) -> float | None:
         return None if self.deadline is None else max(0.0, self.deadline - self._clock())
 
+    @property
+    def failed_look(self) -> str | None:
+        """Why the last look failed; ``None`` if it was answered."""
+        return self._failed.reason
+
     def see(self, sighting: Job | WireError | None) -> Event | None:
         """Take what a look showed (``None``: the server does not know the job); the event if that ends the wait."""
         if isinstance(sighting, WireError):
             return self._error(sighting)
-        self._failed = 0
+        self._failed.answered()
         if sighting is None:
             return self._absence()
         self._absent = 0
@@ -79,17 +84,20 @@ class Follower:
         return self.expired()
 
     def expired(self) -> Event | None:
-        """The TIMEOUT event once the deadline has passed."""
+        """The TIMEOUT event once the deadline has passed; with the reason of the last look, if that failed."""
         if self.deadline is None or self._clock() < self.deadline:
             return None
-        return _event(self.job_id, TIMEOUT)
+        reason = self.failed_look
+        return _event(self.job_id, TIMEOUT, _failure("wait", reason, retryable=True) if reason else None)
 
     def _say(self, job: Job) -> None:
         line = job.progress.describe() if job.progress is not None and job.state is JobState.RUNNING else ""
-        if job.state is not self._state:
-            self._log(f"Job {job.job_id} is {job.state.value}" + (f" ({line})" if line else ""))
+        if job.state is JobState.FAILED:
+            pass  # whoever waits says why, in an ERROR line
+        elif job.state is not self._state:
+            self._log.info("Job %s is %s%s", job.job_id, job.state.value, f" ({line})" if line else "")
         elif line and line != self._line:
-            self._log(f"Job {job.job_id}: {line}")
+            self._log.info("Job %s: %s", job.job_id, line)
         self._state, self._line = job.state, line
 
     def _absence(self) -> Event | None:
@@ -102,12 +110,9 @@ class Follower:
         return _event(self.job_id, LOST, _failure("wait", f"The server {seen}.", retryable=True))
 
     def _error(self, error: WireError) -> Event | None:
-        self._failed += 1
-        self._asked = error.retry_after
         # Credentials may be rotated while a task waits; whoever submitted the job had good ones.
         may_pass = error.transient or self._state is not None or error.refused
-        if self._failed <= self._errors and may_pass:
-            self._log(f"Look {self._failed} of at most {self._errors} failed, will look again: {error}")
+        if self._failed.failed(error, may_pass=may_pass):
             return self.expired()
         return _event(self.job_id, LOST, _failure("wait", str(error), retryable=True))
 

@@ -1,7 +1,7 @@
-"""``LanceTableTrigger``: notices a new version of a table or a moved tag.
+"""Triggers that look at a table: ``LanceTableTrigger`` for asset watchers, ``LanceTableSensorTrigger`` for tasks.
 
-Deferred tasks use it with a goal and get one event. An ``AssetWatcher`` uses it without and gets an event for every
-change, from where the last one left off: its position is kept with the asset (Airflow 3.3).
+They are two classes because Airflow takes every event trigger for a watcher: it belongs to no triggerer queue, so a task
+that defers to one never goes on where every triggerer serves a queue.
 """
 
 from __future__ import annotations
@@ -10,28 +10,107 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.triggers import BaseEventTrigger
-from airflow.triggers.base import TriggerEvent
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import parse_id
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
+from airflow_provider_lance.triggers.looks import FailedLooks
 from airflow_provider_lance.triggers.position import Goal, Place
 
 if TYPE_CHECKING:
     from airflow_provider_lance.triggers.poller import Poller
 
-_LONGEST_PAUSE = 60.0
 _ABSENT = 0  # the position of what is not there (yet); versions count from 1
+_MOST_TEXT = 4000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look showed: the place, whether it exists, and its version."""
+
+    place: Place
+    present: bool
+    version: int | None
+
+
+class TableLooks:
+    """One look after the other at a table, a branch or a tag, over the poller's HTTP connections.
+
+    The connection is read again after a failed look, because its credentials may have been rotated.
+    """
+
+    def __init__(
+        self,
+        *,
+        lance_conn_id: str,
+        table_id: str | Sequence[str],
+        branch: str | None,
+        tag: str | None,
+        interval: float,
+        failed: FailedLooks,
+    ) -> None:
+        self._lance_conn_id = lance_conn_id
+        self._table_id = table_id
+        self._branch = branch
+        self._tag = tag
+        self._interval = interval
+        self._failed = failed
+        self._stack = AsyncExitStack()
+        self._asked: tuple[Poller, Place] | None = None
+        #: Whether a look has begun and was not answered yet.
+        self.unanswered = False
+
+    async def __aenter__(self) -> TableLooks:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def look(self) -> Seen | None:
+        """What is there now; ``None`` if the look failed and another one may succeed. Raises what ends the wait."""
+        self.unanswered = True
+        try:
+            if self._asked is None:
+                self._asked = await self._connect()
+            seen = await _ask(*self._asked)
+        except Exception as error:
+            self.unanswered = False
+            self._asked = None
+            await self._stack.aclose()
+            if not self._failed.failed(error, may_pass=_may_pass(error)):
+                raise
+            return None
+        self.unanswered = False
+        self._failed.answered()
+        return seen
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._failed.pause(self._interval) * (0.9 + 0.2 * random.random()))
+
+    async def _connect(self) -> tuple[Poller, Place]:
+        # Not needed while a DAG that watches an asset is parsed.
+        from airflow_provider_lance.hooks.lance import resolve_async
+        from airflow_provider_lance.triggers.poller import share
+
+        resolved = await resolve_async(self._lance_conn_id)
+        if resolved.settings is None:
+            raise ValueError(f"The connection {self._lance_conn_id!r} has no server that a trigger could ask.")
+        place = Place(parse_id(self._table_id, resolved.delimiter), self._branch, self._tag)
+        batch = read_configuration().poll_batch
+        poller = await self._stack.enter_async_context(share(resolved.settings, interval=self._interval, batch=batch))
+        return poller, place
 
 
 class LanceTableTrigger(BaseEventTrigger):
-    """Watches one table, one of its branches, or one of its tags.
+    """Watches one table, one of its branches, or one of its tags, for an asset.
 
-    As an asset's watcher, at least one event for each change, with the version in its payload::
+    It fires at least one event for each change, with the version in its payload::
 
         Asset(uri="lance://prod/sales/orders", watchers=[
             AssetWatcher(name="new version", trigger=LanceTableTrigger(table_id=["sales", "orders"])),
@@ -39,15 +118,13 @@ class LanceTableTrigger(BaseEventTrigger):
 
     Its consumer reads ``triggering_asset_events[...].extra["payload"]``: ``{"table_id", "version",
     "previous_version", "branch", "tag"}``. Several versions between two looks are one event, for the newest; a
-    table or tag that appears while it is watched is a change from ``None``. On Airflow 3.2, which keeps no position,
-    changes while no triggerer runs are not noticed.
+    table or tag that appears while it is watched is a change from ``None``. The position is kept with the asset. On
+    Airflow 3.2, which keeps no position, changes while no triggerer runs are not noticed.
 
     :param table_id: the table, a list of strings or one string with the connection's delimiter.
     :param lance_conn_id: the connection; resolved in the triggerer, so no secret is stored with the trigger.
     :param branch: of the table; its main branch by default.
     :param tag: watch this tag instead.
-    :param goal: end at this goal, with one event (what the sensors use).
-    :param deadline: of the goal, in seconds since the epoch.
     :param poll_interval: seconds between looks; the configuration's when ``None``.
     """
 
@@ -58,8 +135,6 @@ class LanceTableTrigger(BaseEventTrigger):
         lance_conn_id: str = DEFAULT_CONNECTION,
         branch: str | None = None,
         tag: str | None = None,
-        goal: dict[str, Any] | None = None,
-        deadline: float | None = None,
         poll_interval: float | None = None,
     ) -> None:
         super().__init__()
@@ -67,11 +142,7 @@ class LanceTableTrigger(BaseEventTrigger):
         self.lance_conn_id = lance_conn_id
         self.branch = branch
         self.tag = tag
-        self.goal = goal
-        self.deadline = deadline
         self.poll_interval = poll_interval
-        self._errors = 0
-        self._known: int | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return (
@@ -81,77 +152,37 @@ class LanceTableTrigger(BaseEventTrigger):
                 "lance_conn_id": self.lance_conn_id,
                 "branch": self.branch,
                 "tag": self.tag,
-                "goal": self.goal,
-                "deadline": self.deadline,
                 "poll_interval": self.poll_interval,
             },
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        configuration = read_configuration()
-        interval = self.poll_interval or configuration.poll_interval
-        while True:
-            try:
-                async for event in self._look_on(interval, configuration.poll_batch):
-                    yield event
-                    if self.goal is not None:
-                        return
-            except Exception as error:  # a watcher that raises is gone for good
-                self._errors += 1
-                self.log.warning("Look %d failed, will look again: %s: %s", self._errors, type(error).__name__, error)
-                if self.goal is not None and (self._errors > configuration.poll_errors or not _may_pass(error)):
-                    yield TriggerEvent({"error": f"{type(error).__name__}: {error}"[:4000]})
-                    return
-                await asyncio.sleep(min(_LONGEST_PAUSE, interval * 2 ** min(self._errors - 1, 6)))
-
-    async def _look_on(self, interval: float, batch: int) -> AsyncIterator[TriggerEvent]:
-        """Look until something is wrong; the caller reads the connection again then."""
-        # Not needed while a DAG that watches an asset is parsed.
-        from airflow_provider_lance.hooks.lance import resolve_async
-        from airflow_provider_lance.triggers.poller import share
-
-        resolved = await resolve_async(self.lance_conn_id)
-        if resolved.settings is None:
-            raise ValueError(f"The connection {self.lance_conn_id!r} has no server that a trigger could ask.")
-        place = Place(parse_id(self.table_id, resolved.delimiter), self.branch, self.tag)
-        async with share(resolved.settings, interval=interval, batch=batch) as poller:
-            if self.goal is not None:
-                goal = Goal(**self.goal)
-                while True:
-                    present, version = await self._look(poller, place)
-                    if goal.reached(present, version):
-                        yield TriggerEvent(_payload(place, version, None))
-                        return
-                    pause = _jittered(interval)
-                    if self.deadline is not None:
-                        pause = min(pause, max(0.0, self.deadline - time.time()))
-                        if not pause:
-                            yield TriggerEvent({**_payload(place, version, None), "timeout": True})
-                            return
-                    await asyncio.sleep(pause)
-            if self._known is None:
-                self._known = await self._recall(place)
+        known: int | None = None
+        recalled = False
+        async with TableLooks(
+            lance_conn_id=self.lance_conn_id,
+            table_id=self.table_id,
+            branch=self.branch,
+            tag=self.tag,
+            interval=self.poll_interval or read_configuration().poll_interval,
+            failed=FailedLooks(self.log),
+        ) as looks:
             while True:
-                version = (await self._look(poller, place))[1] or _ABSENT
-                if version != self._known:
-                    if version != _ABSENT and self._known is not None:
-                        yield TriggerEvent(_payload(place, version, self._known or None))
-                    # Only now: a triggerer that dies in between fires again rather than not at all.
-                    await self._remember(place, version)
-                    self._known = version
-                await asyncio.sleep(_jittered(interval))
-
-    async def _look(self, poller: Poller, place: Place) -> tuple[bool, int | None]:
-        operation, fields = place.request()
-        present, version = True, None
-        try:
-            version = place.read((await poller.wire.call(operation, fields)).value)
-        except WireError as error:
-            if not error.missing:
-                raise
-            present = False
-        self._errors = 0
-        return present, version
+                try:
+                    seen = await looks.look()
+                    if seen is not None and not recalled:
+                        known, recalled = await self._recall(seen.place), True
+                    if seen is not None and (version := seen.version or _ABSENT) != known:
+                        if version != _ABSENT and known is not None:
+                            yield TriggerEvent(
+                                {**asdict(seen.place), "version": version, "previous_version": known or None}
+                            )
+                        # Only now: a triggerer that dies in between fires again rather than not at all.
+                        await self._remember(seen.place, version)
+                        known = version
+                except Exception as error:  # a watcher that raises is gone for good
+                    self.log.warning("The watcher goes on after %s: %s", type(error).__name__, error)
+                await looks.pause()
 
     async def _recall(self, place: Place) -> int | None:
         store = getattr(self, "asset_state_store", None)
@@ -170,13 +201,105 @@ class LanceTableTrigger(BaseEventTrigger):
             await store.aset(place.key, version)
 
 
-def _payload(place: Place, version: int | None, before: int | None) -> dict[str, Any]:
-    return {**asdict(place), "version": version, "previous_version": before}
+class LanceTableSensorTrigger(BaseTrigger):
+    """Fires once, when a table, branch or tag has reached a goal, the deadline has passed or looking is hopeless.
+
+    The table sensors defer to it.
+
+    :param table_id: the table.
+    :param goal: any of ``after``, ``equals``, ``moved_from`` (versions) and ``exists``.
+    :param lance_conn_id: the connection; resolved in the triggerer, so no secret is stored with the trigger.
+    :param branch: of the table; its main branch by default.
+    :param tag: look at this tag instead.
+    :param deadline: seconds since the epoch. It holds while looks fail, too.
+    :param poll_interval: seconds between looks; the configuration's when ``None``.
+    """
+
+    def __init__(
+        self,
+        *,
+        table_id: Sequence[str],
+        goal: dict[str, Any],
+        lance_conn_id: str = DEFAULT_CONNECTION,
+        branch: str | None = None,
+        tag: str | None = None,
+        deadline: float | None = None,
+        poll_interval: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.table_id = list(table_id)
+        self.goal = goal
+        self.lance_conn_id = lance_conn_id
+        self.branch = branch
+        self.tag = tag
+        self.deadline = deadline
+        self.poll_interval = poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "airflow_provider_lance.triggers.table.LanceTableSensorTrigger",
+            {
+                "table_id": self.table_id,
+                "goal": self.goal,
+                "lance_conn_id": self.lance_conn_id,
+                "branch": self.branch,
+                "tag": self.tag,
+                "deadline": self.deadline,
+                "poll_interval": self.poll_interval,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        configuration = read_configuration()
+        failed = FailedLooks(self.log, configuration.poll_errors)
+        version: int | None = None
+        timeout = False
+        async with TableLooks(
+            lance_conn_id=self.lance_conn_id,
+            table_id=self.table_id,
+            branch=self.branch,
+            tag=self.tag,
+            interval=self.poll_interval or configuration.poll_interval,
+            failed=failed,
+        ) as looks:
+            try:
+                # A single look may take minutes, because requests are retried: the deadline ends that too.
+                async with asyncio.timeout(None if self.deadline is None else max(0.0, self.deadline - time.time())):
+                    version = await self._reach(looks)
+            except TimeoutError:
+                timeout = True
+            except Exception as error:  # a trigger that raises fails its task without the sensor's own words
+                if failed.reason is None:
+                    failed.failed(error, may_pass=False)
+        reason = failed.reason or ("The last look was not answered." if looks.unanswered else None)
+        yield TriggerEvent(
+            {
+                **asdict(Place(self.table_id, self.branch, self.tag)),
+                "version": version,
+                "timeout": timeout,
+                "error": reason[:_MOST_TEXT] if reason else None,
+            }
+        )
+
+    async def _reach(self, looks: TableLooks) -> int | None:
+        """The version with which the goal was reached."""
+        goal = Goal(**self.goal)
+        while True:
+            seen = await looks.look()
+            if seen is not None and goal.reached(seen.present, seen.version):
+                return seen.version
+            await looks.pause()
+
+
+async def _ask(poller: Poller, place: Place) -> Seen:
+    operation, fields = place.request()
+    try:
+        return Seen(place, True, place.read((await poller.wire.call(operation, fields)).value))
+    except WireError as error:
+        if not error.missing:
+            raise
+    return Seen(place, False, None)
 
 
 def _may_pass(error: Exception) -> bool:
     return not isinstance(error, WireError) or error.transient or error.refused
-
-
-def _jittered(interval: float) -> float:
-    return interval * (0.9 + 0.2 * random.random())

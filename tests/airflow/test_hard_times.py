@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -152,7 +156,7 @@ class TestServers:
         from airflow_provider_lance.api.errors import WireError
         from airflow_provider_lance.triggers.outcome import Follower
 
-        follower = Follower("j", log=lambda _: None)
+        follower = Follower("j", log=logging.getLogger("follower"))
         assert follower.pause(2.0) == 2.0
         pauses = []
         for _ in range(8):
@@ -220,6 +224,66 @@ class TestServers:
 
 
 class TestSensors:
+    @pytest.mark.parametrize("given", [None, 60, 7, timedelta(seconds=60)])
+    def test_a_deferred_sensor_looks_as_often_as_it_was_told(self, lance_connection: JobsServer, given: Any):
+        interval = {} if given is None else {"poke_interval": given}
+        wanted = None if given is None else 7 if given == 7 else 60
+        job = lance_connection.add("t", "RUNNING")
+        for sensor in (
+            LanceTableVersionSensor(task_id="table", table_id="t", deferrable=True, **interval),
+            LanceJobSensor(task_id="job", job_id=job.job_id, deferrable=True, **interval),
+        ):
+            with pytest.raises(TaskDeferred) as deferred:
+                sensor.execute(run_context())
+            assert deferred.value.trigger.poll_interval == wanted, sensor.task_id
+
+    def test_an_interval_of_default_args_counts_as_given(self):
+        with DAG("defaults", schedule=None, default_args={"poke_interval": 60}):
+            sensor = LanceTableVersionSensor(task_id="table", table_id="t", deferrable=True)
+        assert (sensor.poke_interval, sensor.poll_interval) == (60, 60)
+
+    @pytest.mark.parametrize("deferrable", [False, True])
+    def test_a_timeout_says_why_the_last_look_failed(self, lance_connection: JobsServer, deferrable: bool):
+        lance_connection.broken = [401] * 1000
+        sensor = LanceTableVersionSensor(
+            task_id="table", table_id="t", deferrable=deferrable, timeout=0.5, poke_interval=0.1
+        )
+        if not deferrable:
+            with pytest.raises(AirflowSensorTimeout, match=r"timed out: the last look failed: .*on purpose \(401\)"):
+                sensor.execute(run_context())
+            return
+        with pytest.raises(TaskDeferred) as deferred:
+            sensor.execute(run_context())
+
+        async def event() -> Any:
+            return [event.payload async for event in deferred.value.trigger.run()]
+
+        with pytest.raises(AirflowSensorTimeout, match=r"timed out: the last look failed: .*on purpose \(401\)"):
+            sensor.execute_complete(run_context(), *asyncio.run(event()))
+
+    def test_a_deferred_sensor_goes_to_its_tasks_triggerer_queue(
+        self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
+    ):
+        from airflow.sdk.execution_time.task_runner import _defer_task
+
+        monkeypatch.setenv("AIRFLOW__TRIGGERER__QUEUES_ENABLED", "True")
+        job = lance_connection.add("t", "RUNNING")
+        for sensor in (
+            LanceTableVersionSensor(task_id="x", table_id="t", deferrable=True, queue="mine"),
+            LanceJobSensor(task_id="x", job_id=job.job_id, deferrable=True, queue="mine"),
+        ):
+            with pytest.raises(TaskDeferred) as deferred:
+                sensor.execute(run_context())
+            instance = SimpleNamespace(dag_id="d", run_id="r", task_id="x", task=sensor, rendered_map_index=None)
+            message, _ = _defer_task(deferred.value, instance, structlog.get_logger())  # type: ignore[arg-type]
+            assert message.queue == "mine", sensor  # type: ignore[union-attr]
+
+    def test_what_happened_while_nobody_looked_was_in_time(self, lance_connection: JobsServer):
+        lance_connection.versions["t"] = 3
+        sensor = LanceTableVersionSensor(task_id="table", table_id="t", min_version=3, deferrable=True)
+        late = {"table_id": ["t"], "branch": None, "tag": None, "version": None, "timeout": True, "error": None}
+        assert sensor.execute_complete(run_context(), late)["version"] == 3
+
     @pytest.mark.parametrize("as_text", [False, True])
     def test_what_needed_no_job_is_the_answer(self, lance_connection: JobsServer, as_text: bool):
         handed = create_view(with_no_data=True, wait_for_completion=False).execute(run_context())

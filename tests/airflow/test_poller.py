@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_lance.triggers import poller
 from airflow_provider_lance.triggers.job import LanceJobTrigger
-from airflow_provider_lance.triggers.table import LanceTableTrigger
+from airflow_provider_lance.triggers.table import LanceTableSensorTrigger, LanceTableTrigger
 from tests.airflow.conftest import connection, rest_connection
 from tests.airflow.jobs_server import JobsServer
 
@@ -264,7 +264,11 @@ def test_a_trigger_stores_names_not_secrets():
     assert path == "airflow_provider_lance.triggers.job.LanceJobTrigger"
     assert LanceJobTrigger(**json.loads(json.dumps(kwargs))).serialize() == (path, kwargs)
     path, kwargs = LanceTableTrigger(table_id=["a", "b"], tag="x").serialize()
+    assert path == "airflow_provider_lance.triggers.table.LanceTableTrigger"  # stored with every asset's watcher
     assert LanceTableTrigger(**json.loads(json.dumps(kwargs))).serialize() == (path, kwargs)
+    path, kwargs = LanceTableSensorTrigger(table_id=["a", "b"], goal={"after": 1}, deadline=1.5).serialize()
+    assert path == "airflow_provider_lance.triggers.table.LanceTableSensorTrigger"
+    assert LanceTableSensorTrigger(**json.loads(json.dumps(kwargs))).serialize() == (path, kwargs)
 
 
 class Store:
@@ -359,7 +363,7 @@ def test_a_sensor_gives_up_after_failures_in_a_row_only(jobs_server: JobsServer,
     monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
     monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
     jobs_server.versions["t"] = 1
-    trigger = LanceTableTrigger(table_id="t", goal={"after": 1}, poll_interval=0.05)
+    trigger = LanceTableSensorTrigger(table_id=["t"], goal={"after": 1}, poll_interval=0.05)
 
     async def work(rounds: int, in_a_row: int) -> Any:
         waiting = asyncio.create_task(event_of(trigger))
@@ -377,3 +381,65 @@ def test_a_sensor_gives_up_after_failures_in_a_row_only(jobs_server: JobsServer,
     assert run(jobs_server, lambda: work(5, 1))["version"] == 2
     jobs_server.versions["t"] = 1
     assert "broken on purpose" in run(jobs_server, lambda: work(1, 3))["error"]
+
+
+@pytest.mark.parametrize("status", [401, 503], ids=["refused", "retried inside of the look"])
+def test_a_sensors_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_server: JobsServer, status: int):
+    jobs_server.broken = [status] * 1000
+    trigger = LanceTableSensorTrigger(
+        table_id=["t"], goal={"exists": True}, poll_interval=30, deadline=time.time() + 1.5
+    )
+    began = time.monotonic()
+    event = run(jobs_server, lambda: event_of(trigger))
+    assert time.monotonic() - began < 4
+    assert (event["table_id"], event["timeout"]) == (["t"], True)
+    assert ("broken on purpose (401)" if status == 401 else "was not answered") in event["error"]
+
+
+def test_a_jobs_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_server: JobsServer):
+    jobs_server.token = "another"
+    trigger = LanceJobTrigger(job_id="j", poll_interval=30, deadline=time.time() + 1.5)
+    began = time.monotonic()
+    event = run(jobs_server, lambda: event_of(trigger))
+    assert time.monotonic() - began < 4
+    assert event["state"] == "TIMEOUT"
+    assert "who are you" in event["failure"]["message"]
+
+
+def test_only_a_watchers_trigger_stays_out_of_triggerer_queues():
+    """Airflow stores a queue with a deferred task only where its trigger supports one."""
+    from airflow.triggers.base import BaseEventTrigger
+
+    assert issubclass(LanceTableTrigger, BaseEventTrigger), "an AssetWatcher accepts nothing else"
+    for task_trigger in (LanceJobTrigger, LanceTableSensorTrigger):
+        assert not issubclass(task_trigger, BaseEventTrigger)
+        assert task_trigger.supports_triggerer_queue
+
+
+@pytest.mark.parametrize("watcher", [False, True], ids=["sensor", "watcher"])
+def test_failed_looks_are_warnings_and_the_servers_return_is_said_once(
+    jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch, watcher: bool
+):
+    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+    jobs_server.versions["t"] = 1
+    jobs_server.broken = [500, 500]
+    lines: list[tuple[str, str]] = []
+
+    class Log:
+        def warning(self, text: str, *values: Any) -> None:
+            lines.append(("WARNING", text % values))
+
+        def info(self, text: str, *values: Any) -> None:
+            lines.append(("INFO", text % values))
+            if "answers again" in lines[-1][1]:
+                jobs_server.versions["t"] = 2
+
+    trigger: Any = LanceTableTrigger(table_id="t", poll_interval=0.05)
+    if not watcher:
+        trigger = LanceTableSensorTrigger(table_id=["t"], goal={"after": 1}, poll_interval=0.05)
+    trigger._log = Log()
+    trigger.asset_state_store = Store(**{"version:main": 1})
+    assert run(jobs_server, lambda: event_of(trigger))["version"] == 2
+    assert [level for level, _ in lines] == ["WARNING", "WARNING", "INFO"]
+    assert "broken on purpose" in lines[0][1]
+    assert lines[-1][1] == "The server answers again, after 2 failed looks."
