@@ -3,18 +3,21 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export VENV
-.PHONY: help venv demo ui test test-compat soak lint format bench docs clean
+.PHONY: help venv venv-demo demo ui test test-compat soak lint format bench docs clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
-venv:            ## build .venv (reused while pyproject.toml and constraints.txt stay the same)
-	@scripts/venv
+venv:            ## build .venv with all tools (reused while pyproject.toml and constraints.txt stay the same)
+	@scripts/venv dev
 
-demo: venv       ## the whole story, end to end, on this machine
+venv-demo:
+	@scripts/venv demo
+
+demo: venv-demo  ## the whole story, end to end, on this machine
 	@$(PY) scripts/demo.py
 
-ui: venv         ## Airflow's UI and the job pages with everything in place
+ui: venv-demo    ## Airflow's UI and the job pages with everything in place
 	@$(PY) scripts/ui.py
 
 test: lint       ## lint and all tests but the long ones (make soak); what CI runs
@@ -32,11 +35,12 @@ lint: venv       ## ruff and mypy
 format: venv     ## let ruff format the code
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
 
-bench:           ## every benchmark, printed as ratios
+bench: venv      ## every benchmark, printed as ratios
 	@scripts/venv bench
 	@for file in benchmarks/*.py; do echo "== $$file"; $(PY) $$file || exit 1; done
 
-docs: venv       ## build the documentation into site/
+docs:            ## build the documentation into site/
+	@scripts/venv docs
 	@$(PY) -m mkdocs build --strict
 
 clean:           ## remove everything that was built
