@@ -29,8 +29,8 @@ soak: venv       ## the long runs: kills, random histories, deployments
 test-compat:     ## the Airflow layer's tests on Airflow 3.2, in a second venv
 	@scripts/compat
 
-lint: venv       ## ruff and mypy
-	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
+lint: venv       ## ruff, mypy and codespell
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy && $(PY) -m codespell_lib
 
 format: venv     ## let ruff format the code
 	@$(PY) -m ruff check --fix --quiet . ; $(PY) -m ruff format .
