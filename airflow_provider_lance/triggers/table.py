@@ -1,7 +1,7 @@
 """Triggers that look at a table: ``LanceTableTrigger`` for asset watchers, ``LanceTableSensorTrigger`` for tasks.
 
-They are two classes because Airflow takes every event trigger for a watcher: it belongs to no triggerer queue, so a task
-that defers to one never goes on where every triggerer serves a queue.
+They are two classes because Airflow takes every event trigger for a watcher. A watcher belongs to no triggerer
+queue, so a task that defers to one never goes on where every triggerer serves a queue.
 """
 
 from __future__ import annotations
