@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.changes import Changes, NotComparable
 from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.exact import exact_table
 from airflow_provider_lance.engine.expressions import parse_path
 from airflow_provider_lance.engine.progress import TaskFigures
 from airflow_provider_lance.engine.resources import slots
@@ -224,5 +225,5 @@ def _with_row_ids(chunks: pa.Table, row_ids: pa.Array, output: pa.Schema) -> lis
     if not chunks.num_rows:
         return []
     ids = pa.chunked_array([row_ids]).take(chunks[INPUT_ROW])
-    columns = [ids if field.name == SOURCE_ROW_ID else chunks[field.name].cast(field.type) for field in output]
-    return pa.table(columns, schema=output).to_batches()
+    at = output.get_field_index(SOURCE_ROW_ID)
+    return exact_table(chunks, output.remove(at)).add_column(at, output.field(at), ids).cast(output).to_batches()

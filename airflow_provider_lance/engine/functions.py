@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.exact import exact_array
 from airflow_provider_lance.engine.udf import ErrorPolicy, load
 
 if TYPE_CHECKING:
@@ -173,33 +174,60 @@ class Function:
             return pa.RecordBatch.from_arrays(build(results), schema=self.schema)
 
     def _batches(self, offsets: np.ndarray, inputs: pa.RecordBatch) -> Chunk:
-        import pyarrow as pa
 
         try:
-            result = self._attempt(lambda: self._checked(self.function(inputs), inputs.num_rows))
-            return Chunk(offsets, result)
+            columns = self._attempt(lambda: self._columns(self.function(inputs), inputs.num_rows))
         except Exception as error:
             if self.policy.on_error == "fail":
                 place = f"rows {offsets[0]} to {offsets[-1]} of fragment {self.fragment_id}"
                 raise RowFailure(f"The function failed on a batch, {place}: {_describe(error)}") from error
             if len(offsets) == 1:
-                nulls = pa.RecordBatch.from_arrays([pa.nulls(1, part.type) for part in self.schema], schema=self.schema)
-                return Chunk(offsets, nulls, [(int(offsets[0]), _describe(error))])
+                return Chunk(offsets, self._nulls(1), [(int(offsets[0]), _describe(error))])
+        else:
+            failed: list[tuple[int, str]] = []
+            batches = list(self._fitting(offsets, columns, failed))
+            return Chunk(offsets, _joined(batches), failed)
         middle = len(offsets) // 2
         left = self._batches(offsets[:middle], inputs.slice(0, middle))
         right = self._batches(offsets[middle:], inputs.slice(middle))
-        arrays = [
-            pa.concat_arrays([first, second])
-            for first, second in zip(left.values.columns, right.values.columns, strict=True)
-        ]
-        values = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return Chunk(offsets, values, left.failed + right.failed)
+        return Chunk(offsets, _joined([left.values, right.values]), left.failed + right.failed)
 
-    def _checked(self, result: Any, rows: int) -> pa.RecordBatch:
-        """Whatever a batch function may return, as a batch of the target columns."""
+    def _fitting(
+        self, offsets: np.ndarray, columns: list[Any], failed: list[tuple[int, str]]
+    ) -> Iterator[pa.RecordBatch]:
+        """What the function returned as batches of the target columns, with nulls for the rows that do not fit.
+
+        Those rows are looked for in the result. The function is not called again for them.
+        """
+        import pyarrow as pa
+
+        try:
+            arrays = [exact_array(column, kind) for column, kind in zip(columns, self.types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            return
+        except Exception as error:
+            if len(offsets) == 1:
+                failed.append(self._fail(int(offsets[0]), error))
+                yield self._nulls(1)
+                return
+        middle = len(offsets) // 2
+        yield from self._fitting(offsets[:middle], [_cut(column, 0, middle) for column in columns], failed)
+        yield from self._fitting(offsets[middle:], [_cut(column, middle, len(offsets)) for column in columns], failed)
+
+    def _nulls(self, rows: int) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_arrays([pa.nulls(rows, part.type) for part in self.schema], schema=self.schema)
+
+    def _columns(self, result: Any, rows: int) -> list[Any]:
+        """Whatever a batch function may return, as one sequence of values for each target column."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        if isinstance(result, str | bytes | set):
+            raise TypeError(f"the function returned a {type(result).__name__}, not a sequence of {rows} values")
+        if hasattr(result, "iloc") and result.ndim == 2:
+            result = pa.Table.from_pandas(result, preserve_index=False)
         if isinstance(result, pa.ChunkedArray | pa.Table):
             result = result.combine_chunks()
         if self.parts and isinstance(result, pa.StructArray):
@@ -208,26 +236,22 @@ class Function:
         elif self.parts:
             columns = [result[name] for name in self.parts]
         elif isinstance(result, pa.RecordBatch | pa.Table):
-            columns = [self._only_column(result)]
+            columns = [self._only_column(result, result.schema.names)]
+        elif isinstance(result, Mapping):
+            columns = [self._only_column(result, list(result))]
         else:
-            columns = [result]
-        columns = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
-        arrays = []
-        for column, kind in zip(columns, self.types, strict=True):
-            array = column if isinstance(column, pa.Array) else exact_array(column, kind)
-            if len(array) != rows:
-                raise ValueError(f"the function returned {len(array)} values for {rows} rows")
-            arrays.append(array if array.type == kind else array.cast(kind))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            columns = [result if hasattr(result, "__len__") else list(result)]
+        for column in columns:
+            if len(column) != rows:
+                raise ValueError(f"the function returned {len(column)} values for {rows} rows")
+        return columns
 
-    def _only_column(self, result: pa.RecordBatch | pa.Table) -> pa.Array:
+    def _only_column(self, result: Any, names: list[str]) -> Any:
         """Of a function with one output: the column named as its target or as the part of the result it declared."""
-        if result.num_columns == 1:
-            return result.column(0)
-        for name in self.names:
-            if name in result.schema.names:
-                return result.column(name)
-        raise ValueError(f"the function returned columns {result.schema.names}, none of them named {self.names[0]!r}")
+        chosen = names if len(names) == 1 else [name for name in self.names if name in names]
+        if not chosen:
+            raise ValueError(f"the function returned columns {names}, none of them named {self.names[0]!r}")
+        return result[chosen[0]]
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
         for attempt in range(self.policy.retries + 1):
@@ -246,77 +270,23 @@ class Function:
         return offset, _describe(error)
 
 
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _cut(column: Any, start: int, stop: int) -> Any:
+    """Some values by position; a pandas Series counts by its index otherwise."""
+    return column.iloc[start:stop] if hasattr(column, "iloc") else column[start:stop]
+
+
 def _part(row: Any, name: str, at: int) -> Any:
     if not isinstance(row, tuple | list):
         return row[name]
     if at >= len(row):
         raise ValueError(f"the function returned {len(row)} values, too few for its output {name!r}")
     return row[at]
-
-
-def exact_array(values: Any, kind: pa.DataType) -> pa.Array:
-    """Python values as an array. Arrow cuts 6.5 to the integer 6 without a word; here that is an error."""
-    import pyarrow as pa
-
-    array = pa.array(values, type=kind)
-    # Arrays of numbers, NumPy's and pandas', Arrow does not cut.
-    plain = isinstance(values, list | tuple) or str(getattr(values, "dtype", "")) == "object"
-    if plain and _holds_whole_numbers(kind):
-        _check_whole(values, kind)
-    return array
-
-
-def _holds_whole_numbers(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    kind = _plain(kind)
-    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        return True
-    return any(_holds_whole_numbers(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the values behind a dictionary or an extension type."""
-    import pyarrow as pa
-
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _check_whole(values: Sequence[Any], kind: pa.DataType) -> None:
-    """Refuse numbers with a fraction where whole ones are stored. Mostly the set of their Python types settles it."""
-    import decimal
-
-    import numpy as np
-    import pyarrow as pa
-
-    kind = _plain(kind)
-    if not kind.num_fields:
-        fractions = (float, decimal.Decimal, np.floating)
-        suspects = any(issubclass(found, fractions) for found in set(map(type, values)))
-        for value in values if suspects else ():
-            if isinstance(value, fractions) and value != int(value):
-                raise ValueError(f"{value} is not a whole number, which a column of {kind} holds")
-        return
-    present = [value for value in values if value is not None]
-    if pa.types.is_map(kind):
-        present = [value.items() if isinstance(value, dict) else value for value in present]
-    parts: list[tuple[pa.DataType, list[Any]]]
-    if pa.types.is_struct(kind):
-        parts = [(part.type, [_member(value, part.name, at) for value in present]) for at, part in enumerate(kind)]
-    else:
-        parts = [(kind.field(0).type, list(itertools.chain.from_iterable(present)))]
-    for part, members in parts:
-        if _holds_whole_numbers(part):
-            _check_whole(members, part)
-
-
-def _member(value: Any, name: str, at: int) -> Any:
-    """A field of what Arrow takes for a struct: a dictionary, its items, or the values in order."""
-    if isinstance(value, tuple):
-        return value[at]
-    return dict(value).get(name)
 
 
 def _describe(error: BaseException) -> str:

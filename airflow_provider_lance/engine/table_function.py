@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.exact import exact_array
 from airflow_provider_lance.engine.expressions import parse_path
-from airflow_provider_lance.engine.functions import exact_array
 from airflow_provider_lance.engine.scan_tasks import FunctionFailedError
 from airflow_provider_lance.engine.udf import UdfEnvelope, UdfError, UdfPolicy, load, wrap
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, check_manifest

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.context import JobError
+from airflow_provider_lance.engine.exact import exact_table
 from airflow_provider_lance.engine.expressions import format_path
 from airflow_provider_lance.engine.progress import TaskFigures
 from airflow_provider_lance.engine.resources import slots
@@ -241,4 +242,4 @@ def _batches(part: Any, output: pa.Schema) -> list[pa.RecordBatch]:
     if isinstance(part, Mapping):
         part = rows_table([part], output)
     table = part if isinstance(part, pa.Table) else pa.Table.from_batches([part])
-    return table.select(output.names).cast(output).to_batches()
+    return exact_table(table, output).to_batches()

@@ -15,7 +15,7 @@ from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.engine.columns import virtual_column_entry, virtual_fields
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.functions import exact_array
+from airflow_provider_lance.engine.exact import exact_array
 from airflow_provider_lance.engine.udf import wrap
 
 from .backfills import assert_filled, backfill, column, declare_function, people
