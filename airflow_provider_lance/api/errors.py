@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 UNSUPPORTED, INVALID_INPUT, CONFLICT, FORBIDDEN, UNAUTHENTICATED = 0, 13, 14, 15, 16
 UNAVAILABLE, INTERNAL, THROTTLED = 17, 18, 21
 
+#: In the body of a 409 that names a live job in ``instance``: the fields in which that job's request differs.
+DIFFERING_FIELDS = "differing_fields"
+
 # The statuses that agree with a Lance code. 5xx agrees with INTERNAL only.
 _AGREEING = {
     0: {400, 404, 405, 406, 500, 501},
@@ -85,7 +88,9 @@ class WireError(Exception):
 
     ``code`` is the Lance error code (``None`` where the server used one we do not know), ``status`` the HTTP
     status (``None`` when no answer came), ``lance_body`` whether the answer was a Lance error body at all,
-    ``retry_after`` the seconds after which the server wants to be asked again, if it said so.
+    ``retry_after`` the seconds after which the server wants to be asked again, if it said so. ``differing_fields``
+    belongs to a submit that another job is in the way of: the fields in which the two requests differ, empty where they
+    are equal, ``None`` where the server did not compare them.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class WireError(Exception):
         route_missing: bool = False,
         unknown_outcome: bool = False,
         retry_after: float | None = None,
+        differing_fields: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -112,6 +118,7 @@ class WireError(Exception):
         self.route_missing = route_missing
         self.unknown_outcome = unknown_outcome
         self.retry_after = retry_after
+        self.differing_fields = differing_fields
 
     @property
     def transient(self) -> bool:
@@ -181,6 +188,7 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
         request_id=request_id,
         lance_body=lance_body,
         route_missing=route_missing,
+        differing_fields=_differing_fields(body),
     )
 
 
@@ -247,9 +255,23 @@ def lance_error(error: WireError) -> LanceNamespaceError:
         result: LanceNamespaceError = LanceNamespaceError(str(error))
     else:
         result = from_error_code(error.code, str(error))
-    for name in ("status", "operation", "instance", "request_id", "lance_body", "unknown_outcome", "transient"):
+    for name in (
+        "status",
+        "operation",
+        "instance",
+        "request_id",
+        "lance_body",
+        "unknown_outcome",
+        "transient",
+        DIFFERING_FIELDS,
+    ):
         setattr(result, name, getattr(error, name))
     return result
+
+
+def _differing_fields(body: dict[str, Any] | None) -> tuple[str, ...] | None:
+    found = (body or {}).get(DIFFERING_FIELDS)
+    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else None
 
 
 def _read_body(body: dict[str, Any] | None) -> tuple[int | None, str, str | None, bool]:

@@ -19,6 +19,7 @@ from airflow_provider_lance.engine.changes import Changes, NotComparable, Source
 from airflow_provider_lance.engine.context import JobContext, JobError
 from airflow_provider_lance.engine.faults import reach
 from airflow_provider_lance.engine.progress import ProgressMeter
+from airflow_provider_lance.engine.request import only_plans
 from airflow_provider_lance.engine.row_view import Computed, Kind, QueryView, Work, changed_rows
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_binding import check_same, columns_read, output_schema
@@ -143,7 +144,7 @@ def _plan(
 
 
 def _only_planned(context: JobContext) -> bool:
-    return str(context.spec.options.get("plan", "")).lower() == "true"
+    return only_plans(context.spec.options)
 
 
 def _followed(

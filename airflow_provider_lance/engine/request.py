@@ -145,14 +145,19 @@ def _contains(kind: pa.DataType, test: Any) -> bool:
     return bool(test(kind)) or any(_contains(kind.field(i).type, test) for i in range(kind.num_fields))
 
 
+def only_plans(options: Mapping[str, Any]) -> bool:
+    """Whether a job, a backfill or a refresh, only tells what it would do. It writes nothing, so it needs no lock."""
+    word = str(options.get("plan") or "false").strip().lower()
+    if word not in ("true", "false", "1", "0"):
+        raise invalid(f"plan is {options['plan']!r}; it must be true or false")
+    return word in ("true", "1")
+
+
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The context travels as headers, so its values may be text."""
     found: dict[str, Any] = {}
     if options.get("plan") is not None:
-        word = str(options["plan"]).strip().lower()
-        if word not in ("true", "false", "1", "0"):
-            raise invalid(f"plan is {options['plan']!r}; it must be true or false")
-        found["plan"] = word in ("true", "1")
+        found["plan"] = only_plans(options)
     for name in ("max_failed_rows", "retries"):
         if options.get(name) is not None:
             try:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_provider_lance.api.errors import UNSUPPORTED, WireError
+from airflow_provider_lance.api.errors import DIFFERING_FIELDS, UNSUPPORTED, WireError
 from airflow_provider_lance.api.ids import Identifier, parse_id
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS, unknown_operation
@@ -247,7 +247,7 @@ class LanceNamespaceHook(BaseHook):
             fields["id"] = self.parse_id(fields["id"])
         given = {key: value for key, value in fields.items() if value is not None}
         row = OPERATIONS[operation]
-        problem: tuple[str, int, str | None]
+        problem: tuple[str, int, str | None, Any]
         try:
             request = read_request(row, given) if row.request and not row.path.startswith("/v1/jobs") else given
             answer = method(request, _ipc(data)) if data is not None else method(request)
@@ -256,14 +256,21 @@ class LanceNamespaceHook(BaseHook):
                 str(error) or operation,
                 int(getattr(error, "code", UNSUPPORTED)),
                 getattr(error, "instance", None),
+                getattr(error, DIFFERING_FIELDS, None),
             )
         except ValueError as error:
-            problem = (str(error), 13, None)
+            problem = (str(error), 13, None, None)
         else:
             return answer.to_dict() if hasattr(answer, "to_dict") else answer
-        message, code, instance = problem
+        message, code, instance, differing = problem
         message = message if message.startswith(f"{operation}: ") else f"{operation}: {message}"
-        raise WireError(message, code=code, operation=operation, instance=instance)
+        raise WireError(
+            message,
+            code=code,
+            operation=operation,
+            instance=instance,
+            differing_fields=None if differing is None else tuple(differing),
+        )
 
 
 def _ipc(data: Any) -> bytes:

@@ -20,6 +20,7 @@ from airflow_provider_lance.api.job_words import JobState, JobType
 from airflow_provider_lance.api.jobs import Job, JobSpec
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import OPERATIONS
+from airflow_provider_lance.engine.request import only_plans
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.submission import Jobs, JobSubmission
 
@@ -66,21 +67,25 @@ class JobRequests:
         tables: Mapping[str, str] | None = None,
         environment: str | None = None,
     ) -> str:
-        """Hand an accepted request to the jobs service; ``fields`` is its body as it came."""
+        """Hand an accepted request to the jobs service; ``fields`` is its body as it came.
+
+        ``locks`` are what the job writes. A plan writes nothing: it holds no lock and waits for nobody's.
+        """
+        options = job_options(context)
         request = {key: value for key, value in fields.items() if key not in _ENVELOPE and value is not None}
         spec = JobSpec(
             job_type=job_type.value,
             table_id=list(place.id),
             location=place.location,
             request=request,
-            options=job_options(context),
+            options=options,
             managed=True,
             tables=dict(tables or {}),
         )
         return self.service.submit(
             JobSubmission(
                 spec=spec,
-                locks=locks,
+                locks=() if only_plans(options) else locks,
                 body=request,
                 context=dict(context or {}),
                 cluster=request.get("cluster"),

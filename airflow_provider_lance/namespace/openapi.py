@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from airflow_provider_lance import __version__
 from airflow_provider_lance.api.arrow import ARROW_FILE, ARROW_STREAM
+from airflow_provider_lance.api.errors import DIFFERING_FIELDS
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, Operation
 
@@ -38,6 +39,11 @@ _ERROR_SCHEMA = {
         "code": {"type": "integer", "minimum": 0, "maximum": 23, "description": "Lance error code"},
         "detail": {"type": "string"},
         "instance": {"type": "string", "description": "The request's id, or the id of the job in the way"},
+        DIFFERING_FIELDS: {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Where a live job is in the way of a submit: the fields in which its request differs",
+        },
     },
 }
 

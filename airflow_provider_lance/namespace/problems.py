@@ -10,6 +10,8 @@ from http import HTTPStatus
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 from sqlalchemy.exc import InterfaceError, OperationalError
 
+from airflow_provider_lance.api.errors import DIFFERING_FIELDS
+
 log = logging.getLogger(__name__)
 
 #: The HTTP status of each Lance error code, as the spec pairs them.
@@ -72,11 +74,13 @@ class Problem:
     detail: str
     instance: str
     headers: dict[str, str]
+    differing_fields: list[str] | None = None
 
     def body(self) -> bytes:
-        return json.dumps(
-            {"error": self.error, "code": self.code, "detail": self.detail, "instance": self.instance}
-        ).encode()
+        body = {"error": self.error, "code": self.code, "detail": self.detail, "instance": self.instance}
+        if self.differing_fields is not None:
+            body[DIFFERING_FIELDS] = self.differing_fields
+        return json.dumps(body).encode()
 
 
 def problem_of(error: BaseException, request_id: str) -> Problem:
@@ -109,4 +113,5 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
         headers = {"www-authenticate": "Bearer", **headers}
     if status == 503:
         headers = {"retry-after": "1", **headers}
-    return Problem(status, int(code), message, HTTPStatus(status).phrase, instance, headers)
+    differing = getattr(error, DIFFERING_FIELDS, None)
+    return Problem(status, int(code), message, HTTPStatus(status).phrase, instance, headers, differing)

@@ -18,6 +18,7 @@ from lance_namespace.errors import ConcurrentModificationError
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from airflow_provider_lance.api.errors import DIFFERING_FIELDS
 from airflow_provider_lance.api.job_words import LIVE_STATES, JobState
 from airflow_provider_lance.api.jobs import JobFailure
 from airflow_provider_lance.namespace.database import Database, events, jobs, locks, now_ms
@@ -77,6 +78,15 @@ class NewJob:
         same = [self.job_type, self.table_name, self.body]
         return hashlib.sha256(json.dumps(same, sort_keys=True, default=str).encode()).hexdigest()
 
+    def differing_fields(self, other: Any) -> list[str]:
+        """The request's fields and options in which another job's row differs; empty for an equal request."""
+        if other.body_hash == self.body_hash:
+            return []
+        here = {**self.body, **self.body.get("options", {}), "options": None}
+        there = {**other.spec.get("request", {}), **other.spec.get("options", {})}
+        differing = (name for name in {**here, **there} if here.get(name) != there.get(name))
+        return sorted(differing) or ["request"]
+
 
 @dataclass(frozen=True)
 class JobFilter:
@@ -91,10 +101,13 @@ class JobFilter:
     limit: int = 100
 
 
-def conflict(message: str, instance: str | None = None) -> ConcurrentModificationError:
-    """409/14; the server puts ``instance`` (the live job's id) into the error body."""
+def conflict(
+    message: str, instance: str | None = None, differing_fields: list[str] | None = None
+) -> ConcurrentModificationError:
+    """409/14; the server puts ``instance`` (the live job's id) and ``differing_fields`` into the error body."""
     error = ConcurrentModificationError(message)
     error.instance = instance  # type: ignore[attr-defined]
+    setattr(error, DIFFERING_FIELDS, differing_fields)
     return error
 
 
@@ -117,9 +130,13 @@ class Registry:
                 # Somebody else's transaction won: either it holds one of our locks, or it used our key.
                 holder = self._holder(job.locks)
                 if holder is not None and (job.key is None or self._live_job_of_key(job) is None):
-                    name, job_id = holder
+                    differing = job.differing_fields(holder)
+                    request = f"differs in {', '.join(differing)}" if differing else "is the same"
                     raise conflict(
-                        f"Job {job_id} is still writing {name!r}: wait for its end, or cancel it.", job_id
+                        f"Job {holder.job_id} is still writing {holder.name!r}: wait for its end, or cancel it. Its "
+                        f"request {request}.",
+                        holder.job_id,
+                        differing,
                     ) from None
         raise conflict("Too many submits of the same job at once: try again.")
 
@@ -128,7 +145,7 @@ class Registry:
             return None
         with self.database.reading() as connection:
             row = connection.execute(
-                select(jobs.c.job_id, jobs.c.body_hash).where(jobs.c.live_key == job.key)
+                select(jobs.c.job_id, jobs.c.body_hash, jobs.c.spec).where(jobs.c.live_key == job.key)
             ).one_or_none()
         if row is None:
             return None
@@ -137,6 +154,7 @@ class Registry:
                 f"The idempotency key belongs to job {row.job_id}, which was submitted with another request: "
                 "use a new key for a new request.",
                 row.job_id,
+                job.differing_fields(row),
             )
         return str(row.job_id)
 
@@ -172,10 +190,13 @@ class Registry:
             add_event(connection, job_id, JobState.QUEUED, f"Submitted to cluster {job.cluster!r}: {waits}", at_ms=now)
         return job_id
 
-    def _holder(self, names: Iterable[str]) -> tuple[str, str] | None:
+    def _holder(self, names: Iterable[str]) -> Any:
+        """The lock's name and its job's id, hash and spec; ``None`` if nobody holds any of these."""
+        query = select(locks.c.name, jobs.c.job_id, jobs.c.body_hash, jobs.c.spec).join(
+            jobs, jobs.c.job_id == locks.c.job_id
+        )
         with self.database.reading() as connection:
-            row = connection.execute(select(locks).where(locks.c.name.in_(list(names))).limit(1)).one_or_none()
-        return None if row is None else (row.name, row.job_id)
+            return connection.execute(query.where(locks.c.name.in_(list(names))).limit(1)).one_or_none()
 
     def get(self, job_id: str) -> Row[Any] | None:
         with self.database.reading() as connection:

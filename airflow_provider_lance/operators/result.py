@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +11,9 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.operators.rendered import literal
-from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, job_event, public_result
+from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, Follower, job_event, public_result
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -25,6 +28,32 @@ def look(hook: LanceNamespaceHook, job_id: str) -> Job | WireError | None:
         if error.refused:
             hook.reread()
         return error
+
+
+def wait_for_job(
+    hook: LanceNamespaceHook,
+    job_id: str,
+    log: Any,
+    *,
+    deadline: float | None = None,
+    poll_interval: float | None = None,
+) -> Event:
+    """Wait on this worker for a job's end, or until the deadline; the event a trigger would have sent."""
+    configuration = read_configuration()
+    interval = poll_interval or configuration.poll_interval
+    follower = Follower(
+        job_id,
+        deadline=deadline,
+        errors=configuration.poll_errors,
+        log=log,
+    )
+    pause = min(0.5, interval)
+    while True:
+        event = follower.see(look(hook, job_id))
+        if event is not None:
+            return event
+        time.sleep(follower.pause_before_deadline(pause * (1 + 0.2 * random.random())))
+        pause = min(interval, pause * 2)
 
 
 def settled(hook: LanceNamespaceHook, event: Event) -> Event:

@@ -15,20 +15,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseHook
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, TERMINAL_STATES, JobState
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.assets.lance import write_events
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.spark import DriverInput, LanceSparkSubmitHook
 from airflow_provider_lance.links.job import LanceJobLink, LanceSparkLink
-from airflow_provider_lance.operators.base import task_error
+from airflow_provider_lance.operators.base import choice, task_error
 from airflow_provider_lance.operators.claim import Claim, Watch, claim_job
+from airflow_provider_lance.operators.conflict import conflict_failure, job_in_the_way, wait_failure
 from airflow_provider_lance.operators.kubernetes_secret import INSTALL, claim_secret, secret_conf, secret_name
 from airflow_provider_lance.operators.rejoin import conclude, idempotency_key, rejoin, remember
 from airflow_provider_lance.operators.rendered import mapping
@@ -39,6 +40,7 @@ from airflow_provider_lance.operators.result import (
     job_table,
     look,
     read_job_id,
+    wait_for_job,
 )
 from airflow_provider_lance.operators.spec import read_spec, read_storage_options, spec_run
 from airflow_provider_lance.triggers.outcome import job_event
@@ -95,6 +97,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         operator writes ``<claim_secret>-<job id>-<attempt>`` into the driver's namespace and deletes it afterwards.
         (templated)
     :param cancel_on_kill: cancel the job when the task is killed.
+    :param on_conflict: for ``operation``, when another job already writes the same column or view: ``fail``, or
+        ``wait`` for its end and submit then. That job is never cancelled, and never joined: its own driver executes it.
     :return: what a job operator returns.
     """
 
@@ -122,10 +126,12 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         namespace_url: str | None = None,
         claim_secret: str | None = None,
         cancel_on_kill: bool = True,
+        on_conflict: Literal["fail", "wait"] = "fail",
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("name", "lance")
         super().__init__(**kwargs)
+        choice("on_conflict", on_conflict, "fail", "wait")
         # A retry asks the claim whether a driver lives. Spark's own reconnection would follow one that has lost it.
         self.durable = False
         if sum(given is not None for given in (job_id, operation, spec)) != 1:
@@ -139,6 +145,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         self.namespace_url = namespace_url
         self.claim_secret = claim_secret
         self.cancel_on_kill = cancel_on_kill
+        self.on_conflict = on_conflict
         self._lance: LanceNamespaceHook | None = None
         self._running: str | None = None
         self._killed = False
@@ -237,16 +244,32 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             IDEMPOTENCY_KEY: idempotency_key(context, self.operation, table_id),
             "lease-seconds": str(read_configuration().job_lease_seconds),
         }
-        failure: AirflowException
-        try:
-            answer = hook.call(self.operation, {**request, "id": table_id, "cluster": EXTERNAL, "context": entries})
-        except WireError as error:
-            failure = task_error(error)
-        else:
-            job_id = self._running = str(answer["job_id"])  # from here on a kill knows what to cancel
-            remember(context, job_id)
-            return job_id
-        raise failure
+        fields = {**request, "id": table_id, "cluster": EXTERNAL, "context": entries}
+        ended: str | None = None
+        while True:
+            failure: AirflowException | None = None
+            try:
+                answer = hook.call(self.operation, fields)
+            except WireError as error:
+                other = job_in_the_way(hook, error)
+                if other is None:
+                    failure = task_error(error)
+                elif self.on_conflict == "fail":
+                    failure = conflict_failure(error, other, may_join=False)
+                elif other.job_id == ended:
+                    failure = wait_failure(error, other)
+            else:
+                job_id = self._running = str(answer["job_id"])  # from here on a kill knows what to cancel
+                remember(context, job_id)
+                return job_id
+            if failure is not None:
+                raise failure
+            assert other is not None
+            self.log.info("Job %s is in the way; waiting for its end before submitting.", other.job_id)
+            event = wait_for_job(hook, other.job_id, self.log)
+            ended = other.job_id if event["state"] in TERMINAL_STATES else None
+            if self._killed:
+                raise AirflowException("The task was ended while it waited for another job; it submitted none.")
 
     @contextlib.contextmanager
     def _handed_over(self, spark: SparkSubmitHook, hook: LanceNamespaceHook, claim: Claim) -> Iterator[DriverInput]:

@@ -6,11 +6,10 @@ job said; rejoining after a crash and cancelling after a clear are in ``rejoin.p
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from airflow.providers.common.compat.sdk import (
     AirflowException,
@@ -21,11 +20,19 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, TERMINAL_STATES, JobState
 from airflow_provider_lance.assets.lance import assets_of
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
+from airflow_provider_lance.operators.conflict import (
+    OnConflict,
+    conflict_failure,
+    job_in_the_way,
+    join_failure,
+    wait_failure,
+    wait_timeout,
+)
 from airflow_provider_lance.operators.rejoin import (
     cancel_and_wait,
     conclude,
@@ -35,11 +42,13 @@ from airflow_provider_lance.operators.rejoin import (
     rejoin,
     remember,
 )
-from airflow_provider_lance.operators.result import job_failure, job_result, job_rows, look, settled
-from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower, job_event
+from airflow_provider_lance.operators.result import job_failure, job_result, job_rows, settled, wait_for_job
+from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, job_event
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_lance.api.jobs import Job
 
 
 class Submitted(NamedTuple):
@@ -64,7 +73,9 @@ class LanceJobOperator(LanceBaseOperator):
     :param timeout: how long the job may take, counted from its submission; ``execution_timeout`` by default. After
         that the job is cancelled and the task fails with a timeout, on a worker as well as deferred.
     :param cancel_on_kill: cancel the job when the task is killed, cleared or marked.
-    :param on_conflict: when another job already writes the same: ``fail``, or ``join`` that job and wait for it.
+    :param on_conflict: when another job already writes the same column or view: ``fail``; ``join`` that job and take
+        its result, if its request is equal to this one, and fail otherwise; or ``wait`` for its end, within this task's
+        ``timeout``, and submit then. Neither cancels that job.
     :param lease_seconds: the server ends the job when nobody has asked for it for so long;
         ``[lance] job_lease_seconds`` by default, and none without ``wait_for_completion``.
     :param skip_if_unchanged: end as skipped, with the reason, when there is nothing to do.
@@ -85,14 +96,14 @@ class LanceJobOperator(LanceBaseOperator):
         poll_interval: float | None = None,
         timeout: timedelta | float | None = None,
         cancel_on_kill: bool = True,
-        on_conflict: Literal["fail", "join"] = "fail",
+        on_conflict: OnConflict = "fail",
         lease_seconds: int | None = None,
         skip_if_unchanged: bool = False,
         request_context: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        choice("on_conflict", on_conflict, "fail", "join")
+        choice("on_conflict", on_conflict, "fail", "join", "wait")
         if not isinstance(timeout, timedelta | int | float | None) or isinstance(timeout, bool):
             raise ValueError(f"timeout is a timedelta or a number of seconds, not {timeout!r}.")
         self.table_id = table_id
@@ -107,6 +118,7 @@ class LanceJobOperator(LanceBaseOperator):
         self.request_context = request_context
         self._submitted: Submitted | None = None
         self._killed = False
+        self._began: float | None = None
 
     @property
     def has_job(self) -> bool:
@@ -145,12 +157,16 @@ class LanceJobOperator(LanceBaseOperator):
         if rejoined is not None:
             submitted = self._bound(rejoined.job_id, table_id, created_ms=rejoined.created_ms)
             self.log.info("Rejoined job %s of an earlier try; it is %s.", rejoined.job_id, rejoined.state.value)
-        else:
-            if self.skip_if_unchanged and (reason := self.unchanged(table_id)) is not None:
-                raise AirflowSkipException(reason)
-            submitted = self._start(context, table_id)
-            if not submitted.job_id:
-                return self._result(context, submitted)
+            return self._started(context, submitted, rejoined)
+        if self.skip_if_unchanged and (reason := self.unchanged(table_id)) is not None:
+            raise AirflowSkipException(reason)
+        self._began = time.time()
+        return self._started(context, self._start(context, table_id))
+
+    def _started(self, context: Context, submitted: Submitted, rejoined: Job | None = None) -> dict[str, Any]:
+        """From the moment the job is known."""
+        if not submitted.job_id:
+            return self._result(context, submitted)
         self._submitted = submitted
         if self._killed:  # while the request was on its way, and the job had no name yet
             self.on_kill()
@@ -202,6 +218,18 @@ class LanceJobOperator(LanceBaseOperator):
             return self._follow(context, self._submitted)
         return self._complete(context, self._submitted, event)
 
+    def execute_after_other(
+        self, context: Context, event: Event, began: float | None = None, waited_for: str | None = None
+    ) -> dict[str, Any]:
+        """Where a deferred task goes on that waited for another task's job before it could submit its own."""
+        self._began = began if began is not None else time.time()
+        ended = waited_for if event["job_id"] == waited_for and event["state"] in TERMINAL_STATES else None
+        table_id = self.parse_id(self.table_id)
+        deadline = self._bound("", table_id).deadline
+        if deadline is not None and time.time() >= deadline:
+            raise wait_timeout(event["job_id"])
+        return self._started(context, self._start(context, table_id, ended))
+
     def on_kill(self) -> None:
         """Cancel the job. Runs inside a signal handler, so it uses an HTTP client of its own."""
         self._killed = True
@@ -224,28 +252,64 @@ class LanceJobOperator(LanceBaseOperator):
 
     # Rejoin (operators/rejoin.py) or submit
 
-    def _start(self, context: Context, table_id: list[str]) -> Submitted:
-        """Submit, or join; without a job id where the request was accepted and needed no job."""
-        failure: AirflowException
-        try:
-            answer = self.submit(context, table_id)
-        except WireError as error:
-            if error.conflict and error.instance and self.on_conflict == "join":
-                self.log.info("Joining job %s, which already does this: %s", error.instance, error)
-                return self._bound(error.instance, table_id, owned=False)
-            failure = task_error(error)
-            if error.conflict and error.instance:
-                failure = AirflowException(
-                    f"{error} Job {error.instance} holds it; on_conflict='join' would wait for it."
-                )
-        else:
-            job_id, version = str(answer.get("job_id") or ""), answer.get("version")
-            submitted = self._bound(job_id, table_id, version=int(version) if version is not None else None)
-            if job_id:
-                self._submitted = submitted  # from here on a kill knows what to cancel
-                remember(context, job_id)
-            return submitted
-        raise failure
+    def _start(self, context: Context, table_id: list[str], ended: str | None = None) -> Submitted:
+        """Submit, join or wait; without a job id where the request was accepted and needed no job.
+
+        ``ended`` is the job of somebody else that was waited for last.
+        """
+        while True:
+            failure: AirflowException | None
+            try:
+                answer = self.submit(context, table_id)
+            except WireError as error:
+                other = job_in_the_way(self.hook, error)
+                if other is None:
+                    failure = task_error(error)
+                elif self.on_conflict == "fail":
+                    failure = conflict_failure(error, other)
+                elif self.on_conflict == "join" and not other.cancelling:
+                    failure = join_failure(error, other, {**self.request(), **self.options()})
+                    if failure is None:
+                        self.log.info("Joining job %s, whose request is the same as this one.", other.job_id)
+                        return self._bound(other.job_id, table_id, owned=False)
+                else:
+                    failure = wait_failure(error, other) if other.job_id == ended else None
+            else:
+                job_id, version = str(answer.get("job_id") or ""), answer.get("version")
+                submitted = self._bound(job_id, table_id, version=int(version) if version is not None else None)
+                if job_id:
+                    self._submitted = submitted  # from here on a kill knows what to cancel
+                    remember(context, job_id)
+                return submitted
+            if failure is not None:
+                raise failure
+            assert other is not None
+            ended = self._wait_for_other(other.job_id, table_id)
+
+    def _wait_for_other(self, job_id: str, table_id: list[str]) -> str | None:
+        """Wait for the end of a job that is not ours, here or in the triggerer; its id, once it has ended."""
+        self.log.info("Job %s is in the way; waiting for its end before submitting.", job_id)
+        waits = self._bound(job_id, table_id, owned=False)
+        if self.deferrable and self.hook.speaks_rest:
+            from airflow_provider_lance.triggers.job import LanceJobTrigger
+
+            self.defer(
+                trigger=LanceJobTrigger(
+                    job_id=job_id,
+                    lance_conn_id=self.lance_conn_id,
+                    deadline=waits.deadline,
+                    poll_interval=self.poll_interval,
+                    cancel_on_kill=False,
+                ),
+                method_name="execute_after_other",
+                kwargs={"began": self._began, "waited_for": job_id},
+            )
+        event = self._wait(waits)
+        if event["state"] == TIMEOUT:
+            raise wait_timeout(job_id)
+        if self._killed:
+            raise AirflowException("The task was ended while it waited for another job; it submitted none.")
+        return job_id if event["state"] in TERMINAL_STATES else None
 
     def _bound(
         self,
@@ -258,7 +322,7 @@ class LanceJobOperator(LanceBaseOperator):
     ) -> Submitted:
         limit = self.timeout if self.timeout is not None else self.execution_timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
-        began = created_ms / 1000 if created_ms else time.time()
+        began = created_ms / 1000 if created_ms else self._began or time.time()
         return Submitted(
             job_id=job_id,
             table_id=table_id,
@@ -297,21 +361,13 @@ class LanceJobOperator(LanceBaseOperator):
     # Wait and end
 
     def _wait(self, submitted: Submitted) -> Event:
-        configuration = read_configuration()
-        interval = self.poll_interval or configuration.poll_interval
-        follower = Follower(
+        return wait_for_job(
+            self.hook,
             submitted.job_id,
+            self.log,
             deadline=submitted.deadline,
-            errors=configuration.poll_errors,
-            log=self.log,
+            poll_interval=self.poll_interval,
         )
-        pause = min(0.5, interval)
-        while True:
-            event = follower.see(look(self.hook, submitted.job_id))
-            if event is not None:
-                return event
-            time.sleep(follower.pause_before_deadline(pause * (1 + 0.2 * random.random())))
-            pause = min(interval, pause * 2)
 
     def _complete(self, context: Context, submitted: Submitted, event: Event) -> dict[str, Any]:
         event = settled(self.hook, event)

@@ -42,7 +42,7 @@ class FakeJob:
             "table": self.table,
             "creation_ms": self.created_ms,
             "created_at_millis": self.created_ms,
-            "spec": {"table_id": self.table.split("$"), **self.body},
+            "spec": {"table_id": self.table.split("$"), "request": self.body, **self.body},
             "cancel_requested": self.cancel_requested,
         }
         for name in ("result", "failure", "progress"):
@@ -66,6 +66,7 @@ class JobsServer(JsonServer):
         self.finish_after: float | None = None  # seconds after which a submitted job is DONE by itself
         self.finish_result: dict[str, Any] = {"rows_assigned": 10, "rows_failed": 0, "rows_remaining": 0}
         self.cancel_delay = 0.0
+        self.compares_requests = True  # in the answer to a submit that another job is in the way of
         self.lock = threading.RLock()
         self._ids = itertools.count(1)
 
@@ -138,12 +139,21 @@ class JobsServer(JsonServer):
         key = headers.get("x-lance-ctx-idempotency-key")
         for job in self.live():
             if job.key == key and not job.cancel_requested:
-                return (202, {"job_id": job.job_id}) if job.body == body else (409, _conflict(job))
+                return (202, {"job_id": job.job_id}) if job.body == body else (409, self._conflict(job, body))
             if f"{job.table}|{job.body.get('column')}" == lock:
-                return 409, _conflict(job)
+                return 409, self._conflict(job, body)
         job = FakeJob(f"job-{next(self._ids)}", table, body, kind, key, headers.get("x-lance-ctx-lease-seconds"))
         self.jobs[job.job_id] = job
         return 202, {"job_id": job.job_id}
+
+    def _conflict(self, job: FakeJob, body: dict[str, Any]) -> dict[str, Any]:
+        answer = {"error": f"job {job.job_id} already writes this", "code": 14, "instance": job.job_id}
+        if self.compares_requests:
+            theirs = {key: value for key, value in job.body.items() if key != "cancelled_at"}
+            answer["differing_fields"] = sorted(
+                name for name in {**theirs, **body} if theirs.get(name) != body.get(name)
+            )
+        return answer
 
     def _view(self, view: str, what: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
         if what == "create":
@@ -197,7 +207,3 @@ class JobsServer(JsonServer):
         if what == ["describe"]:
             return 200, {"version": self.versions[table] or None, "location": f"memory://{table}"}
         return 404, None  # type: ignore[return-value]
-
-
-def _conflict(job: FakeJob) -> dict[str, Any]:
-    return {"error": f"job {job.job_id} already writes this", "code": 14, "instance": job.job_id}

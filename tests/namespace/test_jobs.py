@@ -116,11 +116,28 @@ class TestSubmit:
     def test_at_most_one_live_job_writes_a_column(self, service: JobsService) -> None:
         first = service.submit(submission())
         with pytest.raises(ConcurrentModificationError) as caught:
-            service.submit(submission(body={"column": "n", "where": "id > 3"}))
+            service.submit(submission(body={"column": "n", "where": "id > 3", "fake": {}}))
         assert caught.value.instance == first  # type: ignore[attr-defined]
+        assert caught.value.differing_fields == ["where"]  # type: ignore[attr-defined]
+        assert "Its request differs in where." in str(caught.value)
         service.submit(submission("m"))
         service.cancel_job({"job_id": first})
         assert service.submit(submission()) != first
+
+    def test_who_is_refused_learns_whether_the_live_job_does_the_same(self, service: JobsService) -> None:
+        def differing(job: JobSubmission) -> list[str]:
+            with pytest.raises(ConcurrentModificationError) as caught:
+                service.submit(job)
+            return caught.value.differing_fields  # type: ignore[attr-defined, no-any-return]
+
+        def strict(job: JobSubmission) -> JobSubmission:
+            return replace(job, spec=replace(job.spec, options={"max_failed_rows": "0"}))
+
+        service.submit(submission(context={"idempotency-key": "a"}))
+        assert differing(submission(context={"idempotency-key": "b", "lease-seconds": "60"})) == []
+        assert differing(strict(submission())) == ["max_failed_rows"]
+        assert differing(submission(context={"idempotency-key": "a"}, fake={"rows": 3})) == ["fake"]
+        assert differing(submission("m", locks=("t|main|n",))) == ["column"]
 
     def test_a_refused_submit_leaves_nothing_behind(self, service: JobsService) -> None:
         service.submit(submission(locks=("a", "b")))
