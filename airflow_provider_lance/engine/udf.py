@@ -159,15 +159,17 @@ def udf(*, call: str = "scalar", on_error: str = "fail", retries: int | None = N
 def wrap(function: Callable[..., Any] | str, **options: Any) -> UdfEnvelope:
     """An envelope for an import path (``"package.module:function"``) or for a function or class, which is pickled.
 
+    What is not installed (a DAG file, modules beside it, a notebook) is pickled by value; see ``pickling.py``.
+
     ``options`` (``call``, ``on_error``, ``retries``) win over those of the :func:`udf` decorator.
     """
     chosen = {**getattr(function, _OPTIONS, {}), **options}
     if isinstance(function, str):
         envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path=function, **chosen)
     else:
-        import cloudpickle
+        from airflow_provider_lance.engine.pickling import pickle_function
 
-        payload = cloudpickle.dumps(function)
+        payload = pickle_function(function)
         envelope = UdfEnvelope(
             CLOUDPICKLE_BACKEND,
             pickle=payload,
@@ -252,6 +254,11 @@ def _unpickle(envelope: UdfEnvelope) -> Any:
     try:
         return cloudpickle.loads(envelope.pickle)
     except (ImportError, AttributeError) as error:
+        if "unusual_prefix_" in str(error):
+            raise UdfError(
+                "the function lives in a DAG file, and its pickle only refers to that file, which Spark's Python "
+                "workers do not have. Declare the column or view again: the function then travels with its pickle."
+            ) from error
         raise UdfError(
             f"the pickled function cannot be loaded where Spark's Python workers run ({error}). Install what it "
             "imports there, or ship it with py_files."

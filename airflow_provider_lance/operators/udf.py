@@ -13,8 +13,9 @@ class UdfColumn:
 
     >>> UdfColumn("features.text:embed", inputs=["text"], type="float32[384]")
 
-    :param function: an import path ``"package.module:function"`` that Spark's workers can import, or a function,
-        which is pickled into the table (and must be allowed there).
+    :param function: an import path ``"package.module:function"`` that Spark's workers can import, or a function or
+        class, which is pickled into the table (and must be allowed there) with what it uses of the DAG file and of
+        modules beside it.
     :param inputs: the columns it gets.
     :param type: of the column, as ``LanceCreateTableOperator`` writes types.
     :param options: how it is called (``call``, ``on_error``, ``retries``); they win over those of the function's own
@@ -37,13 +38,19 @@ class UdfColumn:
 
     def entry(self, column: str) -> dict[str, Any]:
         """The request's entry; wraps the function now, on the worker."""
+        from airflow.providers.common.compat.sdk import AirflowFailException
+
         from airflow_provider_lance.engine.columns import virtual_column_entry
-        from airflow_provider_lance.engine.udf import wrap
+        from airflow_provider_lance.engine.udf import UdfError, wrap
         from airflow_provider_lance.operators.arrow import arrow_schema
 
         kind = arrow_schema({column: self.type}).field(column).type
+        try:
+            envelope = wrap(self.function, **self.options)
+        except UdfError as error:
+            raise AirflowFailException(f"The column {column!r} cannot be declared: {error}") from error
         return virtual_column_entry(
-            wrap(self.function, **self.options),
+            envelope,
             inputs=self.inputs,
             outputs={column: kind},
             name=self.name,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
-import runpy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.utils.file import get_unique_dag_module_name
 
 from tests.airflow.conftest import connection
 from tests.airflow.real_server import KEY, RealServer, serve
@@ -29,7 +31,15 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 
 def example(name: str) -> Any:
-    return runpy.run_path(str(ROOT / "dags" / f"{name}.py"))["dag"]
+    """The DAG of an example file, imported as Airflow does it: as a module whose name nobody else can import."""
+    path = ROOT / "dags" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(get_unique_dag_module_name(str(path)), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.dag
 
 
 @pytest.mark.usefixtures("airflow_home")
@@ -42,6 +52,17 @@ class TestExamples:
         assert run.xcom("backfill_column")["result"]["rows_assigned"] == 2000
         assert run.xcom("refresh_view")["result"]["rows_written"] > 0
         assert run.xcom("move_tag")["version"] == run.xcom("create_version")["version"]
+
+    def test_a_function_of_a_dag_file_fills_a_column(self, run_dag: Callable[..., Any], real: RealServer):
+        run = run_dag(example("lance_embed"))
+        assert run.state == "success"
+        assert run.xcom("backfill")["result"]["rows_assigned"] == 1000
+        near = run.xcom("nearest")
+        assert near[0] == "the river crosses the river, note 0"
+        assert all("the river crosses the river" in text for text in near)
+        again = run_dag(example("lance_embed"))
+        assert again.state == "success"
+        assert again.xcom("declare")["added"] == []
 
     def test_backfill_suggests_names(self, run_dag: Callable[..., Any], real: RealServer):
         run = run_dag(example("lance_backfill"), run_conf={"table": "artcles"})
