@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import DecoratedOperator, task_decorator_factory
 from airflow.providers.standard.operators.python import PythonOperator
 
+from airflow_provider_lance.api.vended import without_credentials
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class _LanceDecoratedOperator(DecoratedOperator, PythonOperator):
             **kwargs,
         )
         self.lance_conn_id = lance_conn_id
+
+    def execute_callable(self) -> Any:
+        """What the function returns, as XCom can read it back and without what no log may have."""
+        return without_credentials(super().execute_callable())
 
     def execute(self, context: Context) -> Any:
         from airflow_provider_lance.hooks.lance import LanceNamespaceHook

@@ -86,3 +86,51 @@ def test_the_namespace_parameter_must_be_keyword_only(new_dag: Callable[..., Any
 
     with new_dag(), pytest.raises(ValueError, match="keyword-only parameter `namespace`"):
         wrong()
+
+
+def test_answers_come_out_of_xcom_as_dicts_without_credentials(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], tables: str, capfd: pytest.CaptureFixture[str]
+):
+    from airflow.sdk import task
+
+    secret = f"vended-{uuid.uuid4().hex}"
+    with connection("lance_default", rest_connection(tables)):
+        with new_dag() as dag:
+
+            @lance_task
+            def look(*, namespace: Any) -> Any:
+                import pyarrow as pa
+
+                namespace.create_table({"id": ["answers"], "mode": "overwrite"}, pa.table({"id": [1]}))
+                answer = namespace.describe_table({"id": ["answers"]})
+                answer.storage_options = {"secret_access_key": secret}
+                return answer
+
+            @lance_task
+            def nested(*, namespace: Any) -> Any:
+                from lance_namespace_urllib3_client.models import DescribeTableResponse
+
+                one = DescribeTableResponse(version=3, storage_options={"secret_access_key": secret})
+                return {"one": one, "many": [one, (one,)], "storage_options": {"key": secret}}
+
+            @lance_task(multiple_outputs=True)
+            def several(*, namespace: Any) -> Any:
+                return namespace.describe_table({"id": ["answers"]})
+
+            @task
+            def read(answer: Any, more: Any) -> list[Any]:
+                found = [more["one"], more["many"][0], more["many"][1][0], sorted(more)]
+                return [type(answer).__name__, answer["location"], *found]
+
+            looked = look()
+            looked >> several()
+            read(looked, nested())
+        run = run_dag(dag)
+    assert run.state == "success"
+    kind, location, *found = run.xcom("read")
+    assert [kind, *found] == ["dict", {"version": 3}, {"version": 3}, {"version": 3}, ["many", "one"]]
+    assert "answers" in location
+    assert run.xcom("several", key="location") == location
+    assert "storage_options" not in run.xcom("look")
+    written = capfd.readouterr()
+    assert secret not in written.out + written.err, "the task logs what it returned"
