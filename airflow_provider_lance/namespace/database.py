@@ -6,10 +6,12 @@ PostgreSQL by URL. The schema is created and brought up to date whenever a datab
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,9 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 _metadata = MetaData()
 # SQLite numbers rows by itself only where the key's type is spelled INTEGER.
@@ -146,8 +149,30 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_everything,)
 _ADVISORY_LOCK = 0x6C616E6365  # "lance": servers that start together migrate one after the other
 
 
+# How SQLAlchemy says that a database is stopped, locked, out of disk space or out of connections.
+_UNAVAILABLE = (OperationalError, InterfaceError, NoFreeConnectionError)
+# How long a statement waits for a locked SQLite file, or for PostgreSQL to accept a connection.
+_WAIT_SECONDS = 10.0
+_CONNECT_SECONDS = 5
+# A readiness check must answer within the second or two that a load balancer waits.
+_CHECK_SECONDS = 1.0
+# What a few submissions need; a disk with less than this is full.
+_CHECK_BYTES = 256 << 10
+
+
 class DatabaseError(RuntimeError):
     """The registry's database cannot be used; says why and what to do."""
+
+
+class RegistryUnavailableError(Exception):
+    """The registry does not answer, is locked, or its disk is full. It is worth trying again.
+
+    Nothing was written, unless ``outcome_unknown``: then the connection broke while the commit was on its way.
+    """
+
+    def __init__(self, reason: BaseException | str, *, outcome_unknown: bool = False) -> None:
+        super().__init__(" ".join(str(getattr(reason, "orig", None) or reason).split()))
+        self.outcome_unknown = outcome_unknown
 
 
 class Database:
@@ -159,9 +184,7 @@ class Database:
             if parsed.get_backend_name() == "sqlite":
                 self.engine = _sqlite(url)
             elif parsed.get_backend_name() == "postgresql":
-                if parsed.drivername in {"postgresql", "postgres"}:
-                    parsed = parsed.set(drivername="postgresql+psycopg")
-                self.engine = create_engine(parsed, pool_size=16, max_overflow=32, pool_pre_ping=True)
+                self.engine = _postgresql(parsed)
             else:
                 raise DatabaseError(f"The registry is SQLite or PostgreSQL, not {parsed.get_backend_name()!r}.")
         except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
@@ -171,10 +194,10 @@ class Database:
             ) from None
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         # SQLite has one writer at a time anyway, and its own queue for it is a sleep loop that starves some.
-        self._writer = threading.Lock() if self.is_sqlite else nullcontext()
+        self._writer = threading.Lock()
         try:
             self._migrate()
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, RegistryUnavailableError) as error:
             raise DatabaseError(
                 f"The registry {parsed.render_as_string(hide_password=True)} cannot be opened: "
                 f"{getattr(error, 'orig', None) or error}"
@@ -182,17 +205,41 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self.engine.connect() as connection:
-            yield connection
+        try:
+            with self.engine.connect() as connection:
+                yield connection
+        except _UNAVAILABLE as error:
+            raise RegistryUnavailableError(error) from error
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction that is committed, durably, when the block ends without an exception."""
-        with self._writer, self.engine.connect() as connection:
-            # Taking SQLite's write lock at the start: a transaction that reads first cannot be upgraded under load.
-            connection = connection.execution_options(lance_write=True)
-            with connection.begin():
-                yield connection
+    def writing(self, wait: float = _WAIT_SECONDS) -> Iterator[Connection]:
+        """A transaction that is committed, durably, when the block ends without an exception.
+
+        ``wait`` is how many seconds it waits for other writers of a SQLite file, those of this process and of others.
+        """
+        block_ended = False
+        try:
+            with self._turn(wait), self.engine.connect() as connection:
+                # Taking SQLite's write lock at the start: a transaction that reads first cannot be upgraded under load.
+                connection = connection.execution_options(lance_write=True, lance_wait=wait)
+                with connection.begin():
+                    yield connection
+                    block_ended = True
+        except _UNAVAILABLE as error:
+            # A failed commit of SQLite is undone. PostgreSQL may have committed before the connection broke.
+            raise RegistryUnavailableError(error, outcome_unknown=block_ended and not self.is_sqlite) from error
+
+    @contextmanager
+    def _turn(self, wait: float) -> Iterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        if not self._writer.acquire(timeout=wait):
+            raise RegistryUnavailableError(f"another transaction did not end within {wait:g} s")
+        try:
+            yield
+        finally:
+            self._writer.release()
 
     def _migrate(self) -> None:
         with self.writing() as connection:
@@ -213,9 +260,20 @@ class Database:
             if connection.execute(update(schema_version).values(version=len(MIGRATIONS))).rowcount == 0:
                 connection.execute(insert(schema_version).values(version=len(MIGRATIONS)))
 
-    def ping(self) -> None:
-        with self.reading() as connection:
-            connection.execute(text("SELECT 1"))
+    def check(self) -> None:
+        """Prove that the registry takes a write; ``RegistryUnavailableError`` says why it does not."""
+        with self.writing(wait=_CHECK_SECONDS) as connection:
+            connection.execute(update(schema_version).values(version=schema_version.c.version))
+        if self.is_sqlite:
+            # SQLite overwrites its write-ahead log, so a small transaction succeeds on a disk that has become full.
+            folder = Path(str(self.engine.url.database)).absolute().parent
+            try:
+                with tempfile.TemporaryFile(prefix=".lance-check-", dir=folder) as file:
+                    file.write(bytes(_CHECK_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RegistryUnavailableError(f"{folder} takes no new file: {error.strerror}") from error
 
     def close(self) -> None:
         self.engine.dispose()
@@ -229,12 +287,27 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _postgresql(url: URL) -> Engine:
+    if url.drivername in {"postgresql", "postgres"}:
+        url = url.set(drivername="postgresql+psycopg")
+    # Without limits of its own libpq waits minutes for a host that is gone.
+    defaults = {"connect_timeout": str(_CONNECT_SECONDS), "keepalives_idle": "10", "tcp_user_timeout": "15000"}
+    url = url.update_query_dict({name: value for name, value in defaults.items() if name not in url.query})
+    return create_engine(url, pool_size=16, max_overflow=32, pool_timeout=_WAIT_SECONDS, pool_pre_ping=True)
+
+
 def _sqlite(url: str) -> Engine:
     path = make_url(url).database
     if path in (None, "", ":memory:"):
         raise DatabaseError("The registry must survive a restart: give SQLite a file.")
     Path(str(path)).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=16, max_overflow=32)
+    engine = create_engine(
+        url,
+        connect_args={"timeout": _WAIT_SECONDS, "check_same_thread": False},
+        pool_size=16,
+        max_overflow=32,
+        pool_timeout=_WAIT_SECONDS,
+    )
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
@@ -247,7 +320,9 @@ def _sqlite(url: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("lance_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        options = connection.get_execution_options()
+        wait = options.get("lance_wait", _WAIT_SECONDS)
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={int(wait * 1000)}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("lance_write") else "BEGIN")
 
     return engine

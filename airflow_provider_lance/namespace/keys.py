@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import threading
@@ -19,11 +20,14 @@ from typing import Any
 from sqlalchemy import Row, insert, select, update
 
 from airflow_provider_lance.api.operations import Scope
-from airflow_provider_lance.namespace.database import Database, api_keys, now_ms
+from airflow_provider_lance.namespace.database import Database, RegistryUnavailableError, api_keys, now_ms
+
+log = logging.getLogger(__name__)
 
 _FORM = re.compile(r"lance_([0-9a-f]{12})_[A-Za-z0-9_-]{20,100}")
 _REMEMBER_SECONDS = 5.0  # a revoked key stops working at most this much later
-_MOST_REMEMBERED = 10_000
+# Tables do not need the registry. While it is away, the keys it had last are taken for this long.
+_REGISTRY_AWAY_SECONDS = 3600.0
 
 
 class KeyFileError(ValueError):
@@ -48,15 +52,23 @@ class Principal:
 ANYBODY = Principal("anybody", frozenset(Scope))
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    """The registry's keys by their ids, as they were at ``read_at``; ``fresh_until`` says when to read them again."""
+
+    rows: dict[str, Row[Any]]
+    read_at: float
+    fresh_until: float
+
+
 class Keys:
     """The keys of one registry, and those of a file (``scopes:key`` a line), which deployments mount as a secret."""
 
     def __init__(self, database: Database, file: Path | None = None) -> None:
         self.database = database
         self._from_file = _read_file(file) if file is not None else {}
-        self._remembered: dict[str, tuple[float, Principal | None]] = {}
-        self._required: tuple[float, bool] = (0.0, False)
-        self._lock = threading.Lock()
+        self._snapshot: _Snapshot | None = None
+        self._reading = threading.Lock()
 
     def create(self, name: str, scopes: Iterable[Scope]) -> tuple[str, str]:
         """``(id, key)``; the key is shown this once and never again."""
@@ -95,47 +107,58 @@ class Keys:
 
     def required(self) -> bool:
         """Whether requests need a key. Revoking the last one locks the door; it does not take it off its hinges."""
-        until, value = self._required
-        if time.monotonic() >= until:
-            value = bool(self._from_file) or bool(self.list())
-            self._required = (time.monotonic() + _REMEMBER_SECONDS, value)
-        return value
+        return bool(self._from_file) or bool(self._registered())
 
-    def remembers(self, key: str | None) -> bool:
-        """Whether ``required`` and, for this key, ``find`` will answer without asking the database."""
-        now = time.monotonic()
-        known = key is None or now < self._remembered.get(_hash(key), (0.0, None))[0]
-        return known and now < self._required[0]
+    def remembers(self) -> bool:
+        """Whether ``required`` and ``find`` will answer without asking the database."""
+        snapshot = self._snapshot
+        return snapshot is not None and time.monotonic() < snapshot.fresh_until
 
     def find(self, key: str) -> Principal | None:
         digest = _hash(key)
-        until, principal = self._remembered.get(digest, (0.0, None))
-        if time.monotonic() < until:
-            return principal
-        principal = self._look_up(key, digest)
-        with self._lock:
-            if len(self._remembered) >= _MOST_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[digest] = (time.monotonic() + _REMEMBER_SECONDS, principal)
-        return principal
-
-    def _look_up(self, key: str, digest: str) -> Principal | None:
         for known, principal in self._from_file.items():
             if hmac.compare_digest(known, digest):
                 return principal
         form = _FORM.fullmatch(key)
         if form is None:
             return None
-        with self.database.reading() as connection:
-            row = connection.execute(select(api_keys).where(api_keys.c.key_id == form[1])).one_or_none()
+        row = self._registered().get(form[1])
         if row is None or not hmac.compare_digest(row.secret_hash, digest) or row.revoked_ms is not None:
             return None
         return Principal(row.name, parse_scopes(row.scopes))
 
+    def _registered(self) -> dict[str, Row[Any]]:
+        """The registry's keys, read at most every few seconds; the last ones while it is away."""
+        known = self._snapshot
+        now = time.monotonic()
+        if known is not None and now < known.fresh_until:
+            return known.rows
+        usable = known is not None and now - known.read_at < _REGISTRY_AWAY_SECONDS
+        # One request asks the database. The others wait only where there is nothing to answer from.
+        if self._reading.acquire(blocking=not usable):
+            try:
+                known = self._read(known if usable else None)
+            finally:
+                self._reading.release()
+        assert known is not None
+        return known.rows
+
+    def _read(self, known: _Snapshot | None) -> _Snapshot:
+        began = time.monotonic()
+        try:
+            rows = {row.key_id: row for row in self.list()}
+        except RegistryUnavailableError as error:
+            if known is None:
+                raise
+            log.warning("The registry is away (%s): API keys are taken as they were last read.", error)
+            snapshot = _Snapshot(known.rows, known.read_at, time.monotonic() + _REMEMBER_SECONDS)
+        else:
+            snapshot = _Snapshot(rows, began, began + _REMEMBER_SECONDS)
+        self._snapshot = snapshot
+        return snapshot
+
     def _forget(self) -> None:
-        with self._lock:
-            self._remembered.clear()
-            self._required = (0.0, False)
+        self._snapshot = None
 
 
 def parse_scopes(text: str) -> frozenset[Scope]:

@@ -27,7 +27,8 @@ class Metrics:
             self._buckets[operation][place] += 1
             self._seconds[operation] += seconds
 
-    def render(self, jobs: Mapping[str, int], drivers: int) -> str:
+    def render(self, jobs: Mapping[str, int] | None, drivers: int) -> str:
+        """The text of a scrape; ``jobs`` is None while the registry does not answer."""
         lines = ["# HELP lance_requests_total Requests answered.", "# TYPE lance_requests_total counter"]
         with self._lock:
             requests = sorted(self._requests.items())
@@ -52,7 +53,9 @@ class Metrics:
         lines += ["# HELP lance_requests_in_flight Requests being answered.", "# TYPE lance_requests_in_flight gauge"]
         lines.append(f"lance_requests_in_flight {self.in_flight}")
         lines += ["# HELP lance_jobs Jobs in the registry by state.", "# TYPE lance_jobs gauge"]
-        lines += [f'lance_jobs{{state="{state}"}} {count}' for state, count in sorted(jobs.items())]
+        lines += [f'lance_jobs{{state="{state}"}} {count}' for state, count in sorted((jobs or {}).items())]
+        lines += ["# HELP lance_registry_up Whether the registry answered.", "# TYPE lance_registry_up gauge"]
+        lines.append(f"lance_registry_up {int(jobs is not None)}")
         lines += ["# HELP lance_drivers Driver processes of this server.", "# TYPE lance_drivers gauge"]
         lines.append(f"lance_drivers {drivers}")
         return "\n".join(lines) + "\n"

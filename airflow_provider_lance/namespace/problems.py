@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
-from sqlalchemy.exc import InterfaceError, OperationalError
+
+from airflow_provider_lance.namespace.database import RegistryUnavailableError
 
 from airflow_provider_lance.api.errors import DIFFERING_FIELDS
 
@@ -85,7 +86,9 @@ class Problem:
 
 def problem_of(error: BaseException, request_id: str) -> Problem:
     """Read any exception. What we did not foresee is logged whole and answered without its innards."""
-    instance = getattr(error, "instance", None) or request_id
+    # Ours name a job there. Others use the word for something else: SQLAlchemy's errors have a class method of it.
+    named = getattr(error, "instance", None)
+    instance = named if isinstance(named, str) and named else request_id
     headers: dict[str, str] = {}
     message = str(error)
     if isinstance(error, HttpProblem):
@@ -101,10 +104,13 @@ def problem_of(error: BaseException, request_id: str) -> Problem:
         status = STATUS_OF_CODE[code]
         if status >= 500:
             log.error("Request %s failed: %s", request_id, message, exc_info=error)
-    elif isinstance(error, OperationalError | InterfaceError):
-        code, status = ErrorCode.SERVICE_UNAVAILABLE, 503
+    elif isinstance(error, RegistryUnavailableError):
         log.error("Request %s found the registry away: %s", request_id, error)
+        code, status = ErrorCode.SERVICE_UNAVAILABLE, 503
         message = "The registry's database does not answer at the moment: try again."
+        if error.outcome_unknown:
+            unknown = outcome_unknown("The registry's database went away while it stored the request.")
+            status, message = unknown.status, str(unknown)
     else:
         code, status = ErrorCode.INTERNAL, 500
         log.error("Request %s failed", request_id, exc_info=error)

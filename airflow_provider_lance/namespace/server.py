@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +37,7 @@ from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation, S
 from airflow_provider_lance.namespace.answers import answer_of
 from airflow_provider_lance.namespace.calls import read_fields
 from airflow_provider_lance.namespace.config import Limits
+from airflow_provider_lance.namespace.database import RegistryUnavailableError
 from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.keys import ANYBODY, Keys, Principal
 from airflow_provider_lance.namespace.lancedb_dialect import speaks_lancedb
@@ -44,6 +46,9 @@ from airflow_provider_lance.namespace.openapi import openapi_document
 from airflow_provider_lance.namespace.pages import page_routes
 from airflow_provider_lance.namespace.problems import HttpProblem, outcome_unknown, problem_of
 
+log = logging.getLogger(__name__)
+
+_READINESS_SECONDS = 1.0
 # A driver proves itself by its launch or claim token, inside the body: anybody may send one, so it must be small.
 _BY_TOKEN = frozenset({"claim_job", "report_job"})
 _MOST_BY_TOKEN = 4 << 20
@@ -62,9 +67,12 @@ class Server:
         self.metrics = Metrics()
         self._waiting = 0
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="lance-request")
+        self._registry_threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="lance-registry")
+        self._readiness = (0.0, "")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._registry_threads.shutdown(wait=False, cancel_futures=True)
 
     async def handle(
         self, name: str, request: Request, answer: Callable[[], Awaitable[Response]], request_id: str
@@ -88,6 +96,15 @@ class Server:
         return response
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a blocking call on tables; what it costs is its own."""
+        return await self._run(self._threads, function, *arguments)
+
+    async def ask_registry(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a blocking call on the registry, in threads of its own: requests that wait for a registry that is away
+        must not keep those waiting that only need tables."""
+        return await self._run(self._registry_threads, function, *arguments)
+
+    async def _run(self, threads: ThreadPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a blocking call within the request's time. Its thread cannot be stopped: the answer says so.
 
         What waits here is bounded. A request whose body is still on its way waits elsewhere, so that nobody can keep
@@ -96,7 +113,7 @@ class Server:
         if self._waiting >= self.limits.max_waiting_requests:
             raise HttpProblem(503, "The server has too many requests to answer: try again in a moment.")
         self._waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        future = asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
         try:
             return await asyncio.wait_for(asyncio.shield(future), self.limits.request_seconds)
         except TimeoutError:
@@ -111,10 +128,10 @@ class Server:
         """Who asks. Without keys the server is for this machine only, and a web page elsewhere is not this machine."""
         _check_origin(request)
         key = _key(request)
-        if self.keys.remembers(key):
+        if self.keys.remembers():
             required, found = self._look_up(key)
         else:
-            required, found = await self.in_thread(self._look_up, key)
+            required, found = await self.ask_registry(self._look_up, key)
         if not required:
             host = _host_name(request.headers.get("host", ""))
             if not is_loopback(host):
@@ -124,7 +141,7 @@ class Server:
                 )
             return ANYBODY
         if found is None and key:
-            table_id = await self.in_thread(self.jobs.executions.claimed_table, key)
+            table_id = await self.ask_registry(self.jobs.executions.claimed_table, key)
             if table_id is not None:
                 return Principal("driver", frozenset(), tuple(table_id))
         return found
@@ -185,9 +202,10 @@ class Server:
                 f"The claim on a job lets its driver commit to {join_id(principal.writes)}, not to "
                 f"{join_id(fields['id'])}."
             )
-        if operation.name == "claim_job" and not await self.in_thread(self._knows_launch_token, fields):
+        if operation.name == "claim_job" and not await self.ask_registry(self._knows_launch_token, fields):
             await self.require(request, operation.scope)
-        result = await self.in_thread(self._call, operation, fields, body if operation.body is Body.ARROW else None)
+        run = self.ask_registry if operation.path.startswith("/v1/jobs/") else self.in_thread
+        result = await run(self._call, operation, fields, body if operation.body is Body.ARROW else None)
         return answer_of(operation, fields, result, lancedb=speaks_lancedb(request.headers))
 
     def _call(self, operation: Operation, fields: dict[str, Any], data: bytes | None) -> Any:
@@ -214,9 +232,21 @@ class Server:
         return self.jobs.knows_launch_token(job_id, token)
 
     def ready(self) -> str:
-        """Empty when the server can do its work, else what is wrong."""
-        self.jobs.database.ping()
-        return "" if self.jobs.supervisor.healthy else "the jobs supervisor does not run"
+        """Empty when the server can do its work, else what is wrong.
+
+        Anybody may ask, so the registry is written to at most once a second.
+        """
+        until, problem = self._readiness
+        if time.monotonic() < until:
+            return problem
+        try:
+            self.jobs.database.check()
+            problem = "" if self.jobs.supervisor.healthy else "the jobs supervisor does not run"
+        except RegistryUnavailableError as error:
+            log.warning("The registry is not ready: %s", error)
+            problem = "the registry's database does not answer, is locked, or its disk is full"
+        self._readiness = (time.monotonic() + _READINESS_SECONDS, problem)
+        return problem
 
 
 def create_app(
@@ -274,17 +304,17 @@ def create_app(
         return PlainTextResponse("ok\n")
 
     async def ready(_request: Request) -> Response:
-        try:
-            problem = await server.in_thread(server.ready)
-        except Exception as error:
-            raise HttpProblem(503, f"The registry does not answer: {type(error).__name__}.") from None
+        problem = await server.ask_registry(server.ready)
         if problem:
             raise HttpProblem(503, f"Not ready: {problem}.")
         return PlainTextResponse("ready\n")
 
     async def metrics(request: Request) -> Response:
         await server.require(request, Scope.READ)
-        counts = await server.in_thread(jobs.registry.counts)
+        try:
+            counts = await server.ask_registry(jobs.registry.counts)
+        except RegistryUnavailableError:
+            counts = None
         text = server.metrics.render(counts, jobs.supervisor.drivers)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

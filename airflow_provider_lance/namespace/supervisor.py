@@ -6,6 +6,7 @@ decision is settled by the registry's conditional updates, so rounds of several 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from sqlalchemy import Row
 
 from airflow_provider_lance.api.job_words import LIVE_STATES, JobState
 from airflow_provider_lance.namespace.config import ConfigError
-from airflow_provider_lance.namespace.database import jobs, now_ms
+from airflow_provider_lance.namespace.database import RegistryUnavailableError, jobs, now_ms
 from airflow_provider_lance.namespace.executions import Executions, Launch
 from airflow_provider_lance.namespace.launcher import Driver, Launcher, LaunchError
 from airflow_provider_lance.namespace.processes import ProcessGroup, host_name
@@ -64,7 +65,8 @@ class Supervisor:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
-            self.servers.stop()
+            with contextlib.suppress(RegistryUnavailableError):  # our lease ends by itself
+                self.servers.stop()
 
     @property
     def drivers(self) -> int:

@@ -44,15 +44,15 @@ def page_routes(server: Server, base_path: str) -> Iterator[tuple[str, str, Page
 
     async def jobs(request: Request) -> Response:
         await server.require(request, Scope.READ)
-        return _json(await server.in_thread(_jobs, server, dict(request.query_params)))
+        return _json(await server.ask_registry(_jobs, server, dict(request.query_params)))
 
     async def job(request: Request) -> Response:
         await server.require(request, Scope.READ)
-        return _json(await server.in_thread(_job, server, request.path_params["job_id"]))
+        return _json(await server.ask_registry(_job, server, request.path_params["job_id"]))
 
     async def log(request: Request) -> Response:
         await server.require(request, Scope.READ)
-        text = await server.in_thread(_log, server, request.path_params["job_id"], dict(request.query_params))
+        text = await server.ask_registry(_log, server, request.path_params["job_id"], dict(request.query_params))
         return Response(text.encode(), media_type="text/plain; charset=utf-8", headers=_HEADERS)
 
     yield "/ui/data/jobs", "ui_data", jobs
