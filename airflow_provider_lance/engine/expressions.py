@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.refusals import invalid, no_column
@@ -165,9 +165,22 @@ class _NotPlanned(Exception):
     """Lance cannot plan an expression over a schema."""
 
 
+#: Called with a serialized schema and an expression before Lance plans them here. Planning computes what is constant
+#: and recurses, so an expression can end the process. A server sets this to have it tried in another one first.
+before_planning: Callable[[bytes, str], None] | None = None
+
+
+def plan_serialized(schema: bytes, expression: str) -> pa.Schema:
+    """The schema of the one column ``x`` that an expression over a serialized schema makes."""
+    return _empty(schema).scanner(columns={"x": expression}, with_row_id=True).projected_schema
+
+
 def _plan(schema: pa.Schema, expression: str) -> pa.Schema:
+    serialized = _serialized(schema)
+    if before_planning is not None:
+        before_planning(serialized, expression)
     try:
-        return _empty(_serialized(schema)).scanner(columns={"x": expression}, with_row_id=True).projected_schema
+        return plan_serialized(serialized, expression)
     except (ValueError, OSError, TypeError) as error:
         # Lance appends the place in its own source; a person who wrote the expression has no use for it.
         reason = re.sub(r", /\S+\.rs:\d+:\d+$", "", str(error)).removeprefix("Invalid user input: ")

@@ -86,6 +86,8 @@ class Limits:
     max_waiting_requests: int = 1000
     request_seconds: float = 300.0
     body_seconds: float = 30.0
+    query_processes: int = 2
+    query_memory_bytes: int = 2 << 30
     log_bytes: int = 32 << 20
     keep_days: float = 30.0
 

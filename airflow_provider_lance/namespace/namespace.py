@@ -19,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 
 from airflow_provider_lance.api.client import validation_sentence
 from airflow_provider_lance.api.models import ViewRequest, model
-from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation
+from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation, Scope
+from airflow_provider_lance.namespace.bounded_requests import is_costly
 from airflow_provider_lance.namespace.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.columns import Columns
 from airflow_provider_lance.namespace.identifiers import check_identifier, table_identifier
@@ -34,6 +35,8 @@ from airflow_provider_lance.namespace.tree import Tree
 from airflow_provider_lance.namespace.versions import Versions
 from airflow_provider_lance.namespace.views import Views
 from airflow_provider_lance.namespace.watch import Watcher, WatchSettings
+from airflow_provider_lance.namespace.worker import operate
+from airflow_provider_lance.namespace.worker_processes import WorkerLostError, WorkerProcesses
 
 _STORAGE = "storage."
 _OWN = ("root", "jobs_url", "config", "watch.")
@@ -59,6 +62,9 @@ _IMPOSSIBLE = {
 }
 
 
+_PERHAPS_WRITTEN = "The table has a new version since then, which may be this request's: look before you send it again."
+
+
 class SparkNamespace(LanceNamespace):
     """A Lance namespace under ``root`` whose backfills and view refreshes are jobs.
 
@@ -68,10 +74,11 @@ class SparkNamespace(LanceNamespace):
     Properties are strings: ``root`` (a path or URI), ``storage.*`` (Lance's storage options), ``credential_vendor.*``
     (pylance's), ``jobs_url`` (the SQL registry that jobs are submitted to; a server on it executes them) with
     ``config`` (the server's TOML file, for its cluster names), ``watch.*`` (see ``WatchSettings``).
-    ``jobs`` is a jobs service instead of a ``jobs_url``. Safe to use from many threads.
+    ``jobs`` is a jobs service instead of a ``jobs_url``. ``workers`` are processes for requests that may end the
+    process they run in, which a server needs. Safe to use from many threads.
     """
 
-    def __init__(self, jobs: Jobs | None = None, **properties: str) -> None:
+    def __init__(self, jobs: Jobs | None = None, workers: WorkerProcesses | None = None, **properties: str) -> None:
         if not properties.get("root"):
             raise InvalidInputError("A SparkNamespace needs the property `root`: a directory or a URI.")
         storage = {
@@ -80,6 +87,10 @@ class SparkNamespace(LanceNamespace):
         passed_on = {key: str(value) for key, value in properties.items() if not key.startswith((_STORAGE, *_OWN))}
         with translated():
             self._catalog = Catalog(str(properties["root"]), storage, **passed_on)
+        self._workers = workers
+        self._worker_properties = tuple(
+            (key, str(value)) for key, value in properties.items() if key == "root" or not key.startswith(_OWN)
+        )
         self._jobs_url = properties.get("jobs_url")
         self._config = properties.get("config")
         self._jobs = jobs
@@ -147,12 +158,39 @@ class SparkNamespace(LanceNamespace):
         if operation.name in _MAIN_ONLY and names_branch(request.branch):
             raise UnsupportedOperationError(f"{operation.id} works on the main branch only; open the branch's dataset.")
         arguments = (request,) if operation.body is not Body.ARROW else (request, _bytes(data))
+        if self._workers is not None and is_costly(operation.name, request):
+            return self._in_worker(self._workers, operation, *arguments)
         with translated():
             for room in self._rooms:
                 handler: Callable[..., Any] | None = getattr(room, operation.name, None)
                 if handler is not None:
                     return handler(*arguments)
             return self._catalog.call(operation.name, *arguments)
+
+    def _in_worker(
+        self, workers: WorkerProcesses, operation: Operation, request: Any, data: bytes | None = None
+    ) -> Any:
+        """Run an operation in a process of its own; if that ends, the caller has an error and the server goes on."""
+        for entry in getattr(request, "new_columns", None) or []:
+            if entry.virtual_column is not None and entry.virtual_column.auto_backfill:
+                raise InvalidInputError(
+                    f"Column {entry.name!r} has auto_backfill, and another column of the request an expression that is "
+                    "evaluated at once. Send them as two requests."
+                )
+        writes = operation.scope is Scope.WRITE
+        before = self._version(request) if writes else None
+        try:
+            return workers.call(operate, self._worker_properties, operation.name, request.to_dict(), data)
+        except WorkerLostError as error:
+            if not writes:
+                raise InvalidInputError(f"The request was given up. {error}") from None
+            # A commit of Lance's is there or not, and the one who could have made it is gone.
+            done = "Nothing was written." if self._version(request) == before else _PERHAPS_WRITTEN
+            raise InvalidInputError(f"The request was given up. {error} {done}") from None
+
+    def _version(self, request: Any) -> int:
+        with translated():
+            return int(self._catalog.open(request.id, branch=getattr(request, "branch", None)).version)
 
 
 def _read(operation: Operation, request: Any) -> Any:

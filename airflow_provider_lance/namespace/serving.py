@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.engine import expressions
 from airflow_provider_lance.namespace.catalog import plain_location
 from airflow_provider_lance.namespace.config import ServerConfig
 from airflow_provider_lance.namespace.database import Database, sqlite_url
 from airflow_provider_lance.namespace.jobs import JobsService
 from airflow_provider_lance.namespace.keys import Keys
+from airflow_provider_lance.namespace.planning_trial import PlanningTrial
 from airflow_provider_lance.namespace.registry import Timings
+from airflow_provider_lance.namespace.worker_processes import WorkerProcesses
 
 if TYPE_CHECKING:
     from airflow_provider_lance.namespace.namespace import SparkNamespace
@@ -98,12 +101,17 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
         namespace_url=(options.jobs_url or url).rstrip("/"),
         timings=options.timings,
     )
-    namespace = _namespace(options, jobs)
+    workers = WorkerProcesses(
+        config.limits.query_processes, config.limits.query_memory_bytes, config.limits.request_seconds
+    )
+    expressions.before_planning = PlanningTrial(workers)
+    namespace = _namespace(options, jobs, workers)
     jobs.vend = lambda spec: namespace.storage_options_for(spec.table_id)
 
     def close() -> None:
         namespace.close()
         jobs.close()
+        workers.close()
 
     app = create_app(namespace, jobs, keys, base_path=base_path, on_close=close)
     settings = uvicorn.Config(
@@ -131,13 +139,13 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     Server(settings).run(sockets=[listener])
 
 
-def _namespace(options: ServeOptions, jobs: JobsService) -> SparkNamespace:
+def _namespace(options: ServeOptions, jobs: JobsService, workers: WorkerProcesses) -> SparkNamespace:
     from lance_namespace.errors import LanceNamespaceError
 
     from airflow_provider_lance.namespace.namespace import SparkNamespace
 
     try:
-        return SparkNamespace(jobs=jobs, root=options.root, **options.properties)
+        return SparkNamespace(jobs=jobs, workers=workers, root=options.root, **options.properties)
     except (LanceNamespaceError, ValueError, OSError) as error:
         raise ServeError(f"The namespace at {options.root} cannot be opened: {error}") from error
 
