@@ -9,9 +9,8 @@ from http import HTTPStatus
 
 from lance_namespace.errors import ErrorCode, LanceNamespaceError
 
-from airflow_provider_lance.namespace.database import RegistryUnavailableError
-
 from airflow_provider_lance.api.errors import DIFFERING_FIELDS
+from airflow_provider_lance.namespace.database import RegistryUnavailableError
 
 log = logging.getLogger(__name__)
 
