@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.definitions.sql_text import SimpleSelect
 from airflow_provider_lance.engine.changes import Changes, NotComparable
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.exact import exact_table
@@ -20,7 +21,6 @@ from airflow_provider_lance.engine.progress import TaskFigures
 from airflow_provider_lance.engine.resources import slots
 from airflow_provider_lance.engine.row_view import Computed, QueryView, Work, both
 from airflow_provider_lance.engine.scan_tasks import Producer, Scan, ScanTask, Written
-from airflow_provider_lance.engine.select_statement import SimpleSelect
 from airflow_provider_lance.engine.table_function import (
     Environment,
     TableFunction,

@@ -18,6 +18,7 @@ from airflow_provider_lance.engine.expressions import (
     expression_type,
     find_field,
     format_path,
+    one_expression,
     parse_path,
 )
 from airflow_provider_lance.engine.refusals import invalid, no_column
@@ -102,7 +103,8 @@ def column_rule(schema: pa.Schema, column: str) -> ColumnRule:
         if not expression:
             raise invalid(f"Column {column!r} says it is computed but carries no {COMPUTED_EXPRESSION}")
         stated = tuple(json.loads(metadata.get(COMPUTED_INPUTS) or "[]"))
-        return ColumnRule((field.name,), _computed_inputs(schema, column, expression, stated), expression)
+        inputs = _computed_inputs(schema, column, expression, stated)
+        return ColumnRule((field.name,), inputs, one_expression(expression).text)
     if metadata.get(VIRTUAL) == "true":
         return _virtual_rule(schema, field.name, metadata)
     raise invalid(

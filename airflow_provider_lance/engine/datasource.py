@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from airflow_provider_lance.definitions.sql_text import quote
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.sql_tokens import quote
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.worker import settle
 

@@ -1,7 +1,8 @@
 """Field paths and SQL expressions over a schema: their spelling, type, inputs, and what may not be in them.
 
-Lance's own planner answers every question, on an empty table in memory; it is imported only when one is asked.
-Used by the server at declaration and by the engine, so nothing here may import Spark.
+The parser of :mod:`definitions.lance_sql` proposes, Lance's own planner decides, on an empty table in memory; both are
+imported only when a question is asked. Used by the server at declaration and by the engine, so nothing here may import
+Spark.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from airflow_provider_lance.engine.refusals import invalid, no_column
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from airflow_provider_lance.definitions.lance_sql import Expression
+
 # LanceDB refuses these, pylance does not: a value that differs between two runs can never be called fresh.
 _UNSTABLE_FUNCTIONS = ("random", "rand", "uuid", "now", "today", "current_date", "current_time", "current_timestamp")
 _UNSTABLE_WORDS = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
 #: Columns that Lance itself has in every table.
 OWN_COLUMNS = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
-_ROW_WORDS = re.compile(rf"\b({'|'.join(OWN_COLUMNS)})\b", re.I)
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`(?:[^`]|``)*`")
-_LITERAL = re.compile(r"'(?:[^']|'')*'")
 _PATH_SEGMENT = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 
 
@@ -73,19 +73,30 @@ def _is_struct(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind))
 
 
+def one_expression(sql: str, what: str = "expression") -> Expression:
+    """``sql`` as one expression without comments; what is none, or more than one, is refused with its place."""
+    from airflow_provider_lance.definitions.lance_sql import read_expression
+    from airflow_provider_lance.definitions.sql_text import SqlError
+
+    try:
+        return read_expression(sql)
+    except SqlError as error:
+        raise invalid(f"The {what} {sql!r} cannot be planned: {error}") from None
+
+
 def check_expression(schema: pa.Schema, expression: str) -> None:
     """Refuse what has no stable value: clocks, dice and row addresses."""
-    bare = _QUOTED.sub(" ", expression)
+    read = one_expression(expression)
     columns = {field.name.lower() for field in schema}
     for name in _UNSTABLE_FUNCTIONS:
-        if re.search(rf"\b{name}\s*\(", bare, re.I):
+        if name in read.calls:
             raise invalid(f"{name}() gives another value on every run; a computed column cannot use it")
     for name in _UNSTABLE_WORDS:
-        if name not in columns and re.search(rf"\b{name}\b", bare, re.I):
+        if name not in columns and name in read.names:
             raise invalid(f"{name} gives another value on every run; a computed column cannot use it")
-    row = _ROW_WORDS.search(_LITERAL.sub(" ", expression))
-    if row:
-        raise invalid(f"{row[1]} changes when rows move; a computed column cannot use it")
+    for name in OWN_COLUMNS:
+        if name in read.names:
+            raise invalid(f"{name} changes when rows move; a computed column cannot use it")
 
 
 def expression_type(schema: pa.Schema, expression: str) -> pa.DataType:
@@ -94,7 +105,7 @@ def expression_type(schema: pa.Schema, expression: str) -> pa.DataType:
 
 
 def expression_inputs(schema: pa.Schema, expression: str) -> tuple[str, ...]:
-    """The columns an expression reads: those without which it cannot be planned.
+    """The columns an expression reads: it can be planned over exactly these, and over no fewer.
 
     Leaves, but a struct where the expression speaks of it as a whole (``s IS NULL``).
     """
@@ -105,18 +116,44 @@ def expression_inputs(schema: pa.Schema, expression: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=64)
 def _inputs(serialized: bytes, expression: str) -> tuple[str, ...]:
     schema = _deserialized(serialized)
-    text = _LITERAL.sub(" ", expression)
-    words = text.lower()
+    proposed = one_expression(expression).paths
+    if proposed is not None:
+        found = _outermost([path for names in proposed for path in _find_paths(schema, names)])
+        found = [path for path in found if not _can_plan(_without(schema, path), expression)]
+        if _can_plan(_only(schema, found), expression):
+            return tuple(format_path(path) for path in sorted(found, key=lambda path: _order(schema, path)))
+    # The parser cannot read it, or reads it otherwise than Lance: whole columns, by the planner alone.
+    needed = [name for name in schema.names if not _can_plan(_without(schema, (name,)), expression)]
+    return tuple(format_path([name]) for name in needed)
 
-    def needed(field: pa.Field, above: tuple[str, ...]) -> list[tuple[str, ...]]:
-        path = (*above, field.name)
-        if path[0].lower().replace("`", "``") not in words or _can_plan(_without(schema, path), expression):
-            return []
-        inner = [found for part in _children(field) for found in needed(part, path)]
-        return inner if inner and not _stands_alone(field.name, text) else [path]
 
-    found = [path for field in schema for path in needed(field, ())]
-    return tuple(format_path(path) for path in found if _is_spelled(path[0], text, schema))
+def _find_paths(schema: pa.Schema, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The fields that a path may mean. Lance finds names in any case, and takes the one that is spelled exactly so."""
+    exact = [field for field in schema if field.name == names[0]]
+    tops = exact or [field for field in schema if field.name.lower() == names[0].lower()]
+    return [_descend(field, names[1:]) for field in tops]
+
+
+def _descend(field: pa.Field, names: Sequence[str]) -> tuple[str, ...]:
+    """As far into a struct as ``names`` lead; what follows is inside a value."""
+    inner = next((child for child in _children(field) if names and child.name == names[0]), None)
+    return (field.name,) if inner is None else (field.name, *_descend(inner, names[1:]))
+
+
+def _outermost(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Each path once, without those inside another one."""
+    unique = list(dict.fromkeys(paths))
+    return [path for path in unique if not any(path[: len(other)] == other for other in unique if other != path)]
+
+
+def _order(schema: pa.Schema, path: tuple[str, ...]) -> list[int]:
+    """Where a field stands in its schema."""
+    places, fields = [], list(schema)
+    for name in path:
+        place = next(index for index, field in enumerate(fields) if field.name == name)
+        places.append(place)
+        fields = _children(fields[place])
+    return places
 
 
 def _can_plan(schema: pa.Schema, expression: str) -> bool:
@@ -127,24 +164,11 @@ def _can_plan(schema: pa.Schema, expression: str) -> bool:
     return True
 
 
-def _stands_alone(name: str, text: str) -> bool:
-    """Whether a struct's name occurs without one of its fields after it."""
-    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)`?\s*(?![\s.`])", text, re.I))
-
-
-def _is_spelled(name: str, text: str, schema: pa.Schema) -> bool:
-    """Of columns whose names differ by case alone Lance takes the one that is spelled exactly so."""
-    if not any(other != name and other.lower() == name.lower() for other in schema.names):
-        return True
-    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)) or not any(
-        other.lower() == name.lower() and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", text) for other in schema.names
-    )
-
-
 def check_filter(schema: pa.Schema, where: str) -> tuple[str, ...]:
-    """The leaf columns a ``where`` reads; refuses what is not a boolean expression."""
+    """The leaf columns a ``where`` reads; refuses what is not one boolean expression."""
     import pyarrow as pa
 
+    one_expression(where, "where clause")
     try:
         kind = _plan(schema, where).field("x").type
     except _NotPlanned as error:
@@ -176,15 +200,19 @@ def plan_serialized(schema: bytes, expression: str) -> pa.Schema:
 
 
 def _plan(schema: pa.Schema, expression: str) -> pa.Schema:
+    read = one_expression(expression)
     serialized = _serialized(schema)
     if before_planning is not None:
-        before_planning(serialized, expression)
+        before_planning(serialized, read.text)
     try:
-        return plan_serialized(serialized, expression)
-    except (ValueError, OSError, TypeError) as error:
+        return plan_serialized(serialized, read.text)
+    except BaseException as error:
+        # Lance's planner panics where it has no words for a literal.
+        if not isinstance(error, ValueError | OSError | TypeError) and type(error).__name__ != "PanicException":
+            raise
         # Lance appends the place in its own source; a person who wrote the expression has no use for it.
         reason = re.sub(r", /\S+\.rs:\d+:\d+$", "", str(error)).removeprefix("Invalid user input: ")
-        raise _NotPlanned(f"{expression!r}: {reason}") from None
+        raise _NotPlanned(f"{expression!r}: {read.doubt or reason}") from None
 
 
 def _serialized(schema: pa.Schema) -> bytes:
@@ -227,6 +255,23 @@ def _without(schema: pa.Schema, path: tuple[str, ...]) -> pa.Schema:
         return kept
 
     return pa.schema(drop(list(schema), path))
+
+
+def _only(schema: pa.Schema, paths: Sequence[tuple[str, ...]]) -> pa.Schema:
+    """The schema with nothing but ``paths``."""
+    import pyarrow as pa
+
+    def keep(fields: Sequence[pa.Field], wanted: Sequence[tuple[str, ...]]) -> list[pa.Field]:
+        kept = []
+        for field in fields:
+            inside = [path[1:] for path in wanted if path[0] == field.name]
+            if inside and all(inside):
+                kept.append(pa.field(field.name, pa.struct(keep(_children(field), inside))))
+            elif inside:
+                kept.append(field)
+        return kept
+
+    return pa.schema(keep(list(schema), paths))
 
 
 def _storable(field: pa.Field) -> pa.DataType:

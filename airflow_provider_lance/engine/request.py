@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.columns import ColumnRule, column_rule
-from airflow_provider_lance.engine.expressions import check_filter
+from airflow_provider_lance.engine.expressions import check_filter, one_expression
 from airflow_provider_lance.engine.refusals import invalid
 from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError, UdfPolicy
 
@@ -75,6 +75,8 @@ class BackfillRequest:
                 values[name] = _text(name, value)
             else:
                 raise invalid(f"A backfill has no field {name!r}")
+        if "where" in values:  # the engine puts it into larger conditions
+            values["where"] = one_expression(values["where"], "where clause").text
         if "column" not in values:
             raise invalid("A backfill needs a column")
         parsed = cls(**values, **_options(options or {}))

@@ -37,6 +37,8 @@ TUNED = {
     "spark.scheduler.mode": "FIFO",
     "spark.task.maxFailures": "4",
 }
+# What a Python worker imports of this package.
+_SHIPPED = ("api", "definitions", "engine")
 DEFAULT_MASTER = "local[*,4]"  # plain local[*] never retries a task
 
 
@@ -98,7 +100,7 @@ def ship_package(context: SparkContext) -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = Path(folder, "airflow_provider_lance.zip")
     with zipfile.ZipFile(archive, "w") as file:
-        for part in (root / "__init__.py", *(root / "api").glob("*.py"), *(root / "engine").glob("*.py")):
+        for part in (root / "__init__.py", *(part for folder in _SHIPPED for part in (root / folder).rglob("*.py"))):
             file.write(part, part.relative_to(root.parent))
     context.addPyFile(str(archive))
 

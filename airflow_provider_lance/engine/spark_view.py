@@ -7,17 +7,16 @@ back. Commits nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.definitions.sql_text import repeated_names
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.datasource import BATCH_ROWS, LanceSource, spark_table, spark_type
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
 from airflow_provider_lance.engine.scan_tasks import FragmentWriter, Target
-from airflow_provider_lance.engine.select_statement import rename_tables, repeated_names
 from airflow_provider_lance.engine.session import default_parallelism
-from airflow_provider_lance.engine.sql_tokens import Token, tokenize
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.watched import run_watched
 
@@ -71,14 +70,16 @@ class SparkView:
 
     def _register(self, session: SparkSession) -> str:
         """Make every source a temporary view and return the query over those views."""
-        names = {}
+        from airflow_provider_lance.definitions.spark_sql import SparkQuery
+
+        query, names = SparkQuery(self.query), {}
         for number, (name, (table, dataset)) in enumerate(self.sources.items()):
-            columns = columns_named(self.query, dataset.schema.names)
+            columns = query.columns_named(dataset.schema.names)
             source = LanceSource.of(table, dataset, columns, default_parallelism(session.sparkContext))
             view = f"lance_source_{number}"
             spark_table(session, source).createOrReplaceTempView(view)
             names[name] = view
-        return rename_tables(self.query, names)
+        return query.renamed(names)
 
     def _target(self, yields: pa.Schema) -> tuple[Target, bool]:
         """Where the rows go. The first refresh settles the schema of a view that was created without one."""
@@ -94,33 +95,6 @@ class SparkView:
             say = lambda schema: ", ".join(f"{field.name}: {field.type}" for field in schema)  # noqa: E731
             raise JobError("plan", f"the view's columns are ({say(stored)}), but its query yields ({say(yields)}).")
         return self.work.target, False
-
-
-def columns_named(sql: str, columns: Iterable[str]) -> list[str]:
-    """The columns of a table that a query may read: those whose name occurs in it, or all under a ``*``.
-
-    Spark's Python data sources cannot prune columns themselves. At least one column comes back, for ``count(*)``.
-    """
-    everything = list(columns)
-    tokens = tokenize(sql, spark=True)
-    for index, token in enumerate(tokens):
-        # A natural join compares, and a pivot groups by, the columns that nobody names.
-        if token.keyword in ("natural", "pivot", "unpivot") or (token.text == "*" and _is_star(tokens[:index][-2:])):
-            return everything
-    names = {token.name.lower() for token in tokens if token.kind in ("word", "quoted")}
-    return [column for column in everything if column.lower() in names] or everything[:1]
-
-
-def _is_star(before: Sequence[Token]) -> bool:
-    """Whether a ``*`` after these tokens stands for all columns: it is neither a product nor that of ``count(*)``."""
-    if not before:
-        return True
-    last = before[-1]
-    if last.text == "(":
-        return before[0].keyword != "count"
-    if last.kind == "word":
-        return last.keyword in ("select", "distinct", "all")
-    return last.kind not in ("number", "quoted") and last.text not in (")", "]")
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.definitions.sql_text import SimpleSelect
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.exact import exact_table
 from airflow_provider_lance.engine.expressions import format_path
@@ -19,7 +20,6 @@ from airflow_provider_lance.engine.progress import TaskFigures
 from airflow_provider_lance.engine.resources import slots
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
 from airflow_provider_lance.engine.scan_tasks import TASKS_PER_CORE, ScanTask, run_on_spark
-from airflow_provider_lance.engine.select_statement import SimpleSelect
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.table_function import (
     Environment,

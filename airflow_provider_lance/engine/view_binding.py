@@ -1,14 +1,16 @@
 """Check a view's definition against its source's schema and settle the view's own schema.
 
-Lance plans the pieces of a single-table query on an empty table in memory, so this needs no Spark and the server can
-refuse a wrong column when the view is created, not at night. Opens sources for their schema only.
+Lance plans the pieces of a single-table query on an empty table in memory, and the parser finds the names in a Spark
+query that no source has, so this needs no Spark and the server can refuse a wrong column when the view is created, not
+at night. Opens sources for their schema only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.definitions.sql_text import SimpleSelect
 from airflow_provider_lance.engine.expressions import (
     check_expression,
     check_filter,
@@ -16,9 +18,8 @@ from airflow_provider_lance.engine.expressions import (
     find_field,
     parse_path,
 )
-from airflow_provider_lance.engine.select_statement import SimpleSelect, tokenize
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, refuse
-from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID, ViewDefinition
+from airflow_provider_lance.engine.view_definition import SOURCE_ROW_ID, ViewDefinition, spark_query
 
 if TYPE_CHECKING:
     import lance
@@ -44,6 +45,7 @@ def bind(
         return definition, asked if asked is not None else pa.schema([])
     sources = {name: open_source(name) for name in definition.sources}
     if definition.select is None:
+        check_columns(definition, sources)
         return definition, asked if asked is not None else pa.schema([])
     source = sources[definition.sources[0]]
     definition = definition.with_columns(source.schema.names)
@@ -52,7 +54,9 @@ def bind(
         schema = output_schema(definition.select, source.schema)
     except InvalidInputError as error:
         if definition.kind == "query" and any(sign in str(error) for sign in _BEYOND_LANCE):
-            return definition.as_spark(), asked if asked is not None else pa.schema([])
+            definition = definition.as_spark()
+            check_columns(definition, sources)
+            return definition, asked if asked is not None else pa.schema([])
         raise
     if definition.udtf is not None:
         check_table_function(definition.udtf, schema, source)
@@ -62,6 +66,27 @@ def bind(
     elif asked is not None:
         check_same(asked, schema, "output_schema", "the query")
     return definition, schema.append(pa.field(SOURCE_ROW_ID, pa.uint64(), nullable=False))
+
+
+def check_columns(definition: ViewDefinition, sources: Mapping[str, lance.LanceDataset]) -> None:
+    """Refuse a Spark query that names a column which none of its sources has; what is not certain is left to Spark."""
+    from airflow_provider_lance.definitions.spark_sql import Columns
+
+    tables = {
+        name: Columns(tuple(source.schema.names), tuple(_field_names(source.schema)))
+        for name, source in sources.items()
+    }
+    wrong = spark_query(definition.query).unknown_column(tables)
+    if wrong:
+        refuse(f"the view's query cannot be planned: {wrong}")
+
+
+def _field_names(fields: Iterable[pa.Field]) -> Iterator[str]:
+    """The names of all fields inside nested types."""
+    for field in fields:
+        inner = [field.type.field(index) for index in range(field.type.num_fields)]
+        yield from (part.name for part in inner)
+        yield from _field_names(inner)
 
 
 def output_schema(select: SimpleSelect, source: pa.Schema) -> pa.Schema:
@@ -82,10 +107,9 @@ def columns_read(select: SimpleSelect, source: Iterable[str]) -> list[str]:
     One too many costs a needless comparison, one too few would lose a change; so names are enough, and planning the
     query once per column, as exact inputs would take, is not worth it on a table of a thousand columns.
     """
-    texts = [item.expression for item in select.items]
-    if select.filter is not None:
-        texts.append(select.filter)
-    names = {token.name.lower() for text in texts for token in tokenize(text) if token.kind in ("word", "quoted")}
+    from airflow_provider_lance.definitions.lance_sql import names_in
+
+    names = names_in(select)
     return [column for column in source if column.lower() in names]
 
 

@@ -13,21 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.definitions.sql_text import SelectItem, SimpleSelect, SqlError, quote, repeated_names
 from airflow_provider_lance.engine.expressions import format_path, parse_path
-from airflow_provider_lance.engine.select_statement import (
-    SelectItem,
-    SimpleSelect,
-    looks_like_sql,
-    output_names,
-    parse_simple_select,
-    repeated_names,
-    table_names,
-)
-from airflow_provider_lance.engine.sql_tokens import SelectSyntaxError, quote
 from airflow_provider_lance.engine.udtf_spec import UdtfSpec, check_manifest, refuse
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from airflow_provider_lance.definitions.spark_sql import SparkQuery
 
 SOURCE_ROW_ID = "__source_row_id"
 DEFINITION_KEY = "mv.definition"
@@ -88,7 +81,7 @@ class ViewDefinition:
         """
         if self.dialect == "opaque":
             return {}
-        paths = [self.select.table] if self.select is not None else table_names(self.query)
+        paths = [self.select.table] if self.select is not None else spark_query(self.query).tables
         return {".".join(parts): list(parts) for parts in paths}
 
     @property
@@ -103,7 +96,7 @@ class ViewDefinition:
             return None
         first, *rest = parse_path(self.udtf.partition_by)
         item = next(item for item in self.select.items if item.name == first)
-        return ".".join([item.expression, *([format_path(rest)] if rest else [])])
+        return f"({item.expression}).{format_path(rest)}" if rest else item.expression
 
     def output(self) -> pa.Schema | None:
         """The schema the client asked for, without the row id column; ``None`` when it did not say."""
@@ -162,9 +155,11 @@ class ViewDefinition:
         dialect = body.get("dialect", "lance")
         select = None
         if dialect == "lance":
+            from airflow_provider_lance.definitions.lance_sql import read_select
+
             try:
-                select = parse_simple_select(query)
-            except SelectSyntaxError as error:
+                select = read_select(query)
+            except SqlError as error:
                 refuse(f"the view's stored query cannot be read: {error}.")
             if select is None:
                 refuse(f"the view's stored query is outside format {number}: {query}")
@@ -216,6 +211,8 @@ class ViewDefinition:
         for key in ("kind", "source_query", "udtf_spec"):
             if key in request:
                 refuse(f"the request has both query and {key}: send one dialect, not two.")
+        from airflow_provider_lance.definitions.lance_sql import looks_like_sql
+
         query = request["query"]
         if not isinstance(query, str) or not looks_like_sql(query):
             refuse("query must be a SELECT statement.")
@@ -291,8 +288,20 @@ def encode_schema(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
+def spark_query(sql: str) -> SparkQuery:
+    """A query in Spark's SQL; InvalidInputError says at which place it cannot be read."""
+    from airflow_provider_lance.definitions.spark_sql import SparkQuery
+
+    try:
+        return SparkQuery(sql)
+    except SqlError as error:
+        refuse(f"the view's query cannot be read: {error}.")
+
+
 def _read_source_query(text: str) -> tuple[str, str, SimpleSelect | None]:
     """``source_query`` is SQL or JSON around SQL; anything else is the client's own and is kept untouched."""
+    from airflow_provider_lance.definitions.lance_sql import looks_like_sql
+
     if looks_like_sql(text):
         return _read_sql(text)
     try:
@@ -304,15 +313,18 @@ def _read_source_query(text: str) -> tuple[str, str, SimpleSelect | None]:
 
 
 def _read_sql(sql: str) -> tuple[str, str, SimpleSelect | None]:
+    from airflow_provider_lance.definitions.lance_sql import read_select
+
     try:
-        select = parse_simple_select(sql)
-        if select is None:
-            if not table_names(sql):
-                refuse("the query reads no table.")
-            _check_names(output_names(sql))
-            return sql.strip().rstrip(";"), "spark", None
-    except SelectSyntaxError as error:
+        select = read_select(sql)
+    except SqlError as error:
         refuse(f"the view's query cannot be read: {error}.")
+    if select is None:
+        query = spark_query(sql)
+        if not query.tables:
+            refuse("the query reads no table.")
+        _check_names(query.output_names)
+        return query.text, "spark", None
     names = [item.name.lower() for item in select.items]
     if "*" in names and len(names) > 1:
         refuse("`*` must be the only column selected.")

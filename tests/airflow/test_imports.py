@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("lance", "pyspark", "pyarrow", "pandas", "numpy", "lance_namespace", "fastapi")
+HEAVY = ("lance", "pyspark", "pyarrow", "pandas", "numpy", "lance_namespace", "fastapi", "sqlglot")
 PROGRAM = """
 import importlib, pkgutil, sys
 import airflow.sdk

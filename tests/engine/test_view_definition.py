@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError, TableColumnNotFoundError
 
-from airflow_provider_lance.engine.select_statement import parse_simple_select, rename_tables, table_names
-from airflow_provider_lance.engine.spark_view import columns_named
+from airflow_provider_lance.definitions.lance_sql import read_select
+from airflow_provider_lance.definitions.spark_sql import SparkQuery
 from airflow_provider_lance.engine.view_definition import ViewDefinition, encode_schema, validate_refresh_request
 from airflow_provider_lance.engine.view_table import create_view
 from tests.engine.view_world import World, people
@@ -72,10 +72,10 @@ def world(tmp_path: Path) -> World:
     ],
 )
 def test_queries_of_lancedbs_grammar_are_taken_apart(sql: str, canonical: str) -> None:
-    select = parse_simple_select(sql)
+    select = read_select(sql)
     assert select is not None
     assert select.to_sql() == canonical
-    assert parse_simple_select(canonical) == select, "the canonical text reads back as itself"
+    assert read_select(canonical) == select, "the canonical text reads back as itself"
 
 
 @pytest.mark.parametrize(
@@ -97,19 +97,18 @@ def test_queries_of_lancedbs_grammar_are_taken_apart(sql: str, canonical: str) -
     ],
 )
 def test_tables_of_any_query_are_found(sql: str, tables: list[str]) -> None:
-    assert [".".join(parts) for parts in table_names(sql)] == tables
+    assert [".".join(parts) for parts in SparkQuery(sql).tables] == tables
     assert ViewDefinition.from_request({"query": sql}).sources == tuple(tables)
 
 
 def test_a_name_of_a_with_hides_a_table_only_where_it_holds() -> None:
-    assert rename_tables("WITH t AS (SELECT * FROM t) SELECT count(*) AS n FROM t", {"t": "v0"}) == (
-        "WITH t AS (SELECT * FROM v0 AS `t`) SELECT count(*) AS n FROM t"
-    )
+    query = SparkQuery("WITH t AS (SELECT * FROM t) SELECT count(*) AS n FROM t")
+    assert query.renamed({"t": "v0"}) == ("WITH t AS (SELECT * FROM v0 AS `t`) SELECT count(*) AS n FROM t")
 
 
 def test_tables_are_renamed_and_keep_their_alias() -> None:
     sql = "SELECT people.id, o.x FROM people JOIN ns.orders o ON people.id = o.id WHERE id IN (SELECT id FROM people)"
-    assert rename_tables(sql, {"people": "v0", "ns.orders": "v1"}) == (
+    assert SparkQuery(sql).renamed({"people": "v0", "ns.orders": "v1"}) == (
         "SELECT people.id, o.x FROM v0 AS `people` JOIN v1 o ON people.id = o.id "
         "WHERE id IN (SELECT id FROM v0 AS `people`)"
     )
@@ -131,7 +130,7 @@ def test_tables_are_renamed_and_keep_their_alias() -> None:
     ],
 )
 def test_only_the_columns_a_query_names_are_read(sql: str, columns: list[str]) -> None:
-    assert columns_named(sql, ["id", "team", "big"]) == columns
+    assert SparkQuery(sql).columns_named(["id", "team", "big"]) == columns
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,11 @@ def test_only_the_columns_a_query_names_are_read(sql: str, columns: list[str]) -
         ({"query": "SELECT id + 1 FROM people"}, "needs a name"),
         ({"query": "SELECT ts + interval '1' day FROM people"}, "needs a name"),
         ({"query": "SELECT a.id, b.x AS y, b.ID FROM a JOIN b ON a.k = b.k"}, "same name: id"),
-        ({"query": "SELECT 'unclosed FROM people"}, "must be a SELECT"),
+        ({"query": "SELECT 'unclosed FROM people"}, "an unclosed ' at line 1, column 8"),
+        ({"query": "SELECT id FORM people"}, "is 'FORM' meant as FROM. at line 1, column 11"),
+        ({"query": "SELECT id\nFROM people GROUP id"}, "at line 2, column"),
+        ({"query": "SELECT id FROM people WHERE"}, "missing beside 'WHERE' at line 1, column 23"),
+        (request(source_query="SELECT id FORM people"), "meant as FROM"),
         ({"query": "SELECT id, id FROM people"}, "same name"),
         ({"query": "SELECT id AS __source_row_id FROM people"}, "view's own column"),
         ({"query": "SELECT *, id FROM people"}, "only column"),
@@ -289,7 +292,7 @@ def test_refresh_requests_that_cannot_be_honoured_are_refused(body: dict[str, An
 def test_the_definition_module_imports_nothing_heavy() -> None:
     code = (
         "import sys, airflow_provider_lance.engine.view_definition;"
-        "print([m for m in ('pyspark', 'lance', 'pyarrow', 'lance_namespace') if m in sys.modules])"
+        "print([m for m in ('pyspark', 'lance', 'pyarrow', 'lance_namespace', 'sqlglot') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

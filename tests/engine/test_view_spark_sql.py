@@ -221,7 +221,7 @@ def test_two_columns_of_one_name_are_refused(world: World) -> None:
 
 
 def test_a_query_spark_cannot_plan_fails_with_its_sentence(world: World) -> None:
-    world.view("typo", "SELECT nosuch, count(*) AS n FROM sales GROUP BY nosuch")
+    world.view("typo", "SELECT nosuch(shop) AS s, count(*) AS n FROM sales GROUP BY shop")
     with pytest.raises(JobError, match="nosuch") as failed:
         world.refresh("typo")
     assert failed.value.phase == "plan"
