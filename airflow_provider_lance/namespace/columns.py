@@ -13,7 +13,13 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.columns import column_rule, computed_field, virtual_fields
-from airflow_provider_lance.engine.expressions import expression_type, find_field, format_path, parse_path
+from airflow_provider_lance.engine.expressions import (
+    expression_type,
+    find_field,
+    format_path,
+    one_expression,
+    parse_path,
+)
 from airflow_provider_lance.engine.request import validate_request
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.column_names import check_column_name
@@ -45,7 +51,7 @@ class Columns:
                 )
             if entry.expression is not None:
                 expression_type(schema, entry.expression)
-                expressions[check_column_name(entry.name)] = entry.expression
+                expressions[check_column_name(entry.name)] = one_expression(entry.expression).text
             elif entry.computed is not None:
                 declared.append(computed_field(schema, check_column_name(entry.name), entry.computed))
             else:

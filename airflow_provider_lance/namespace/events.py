@@ -7,6 +7,7 @@ from typing import Any
 
 from lance_namespace.errors import InvalidInputError
 
+from airflow_provider_lance.engine.expressions import check_filter, one_expression
 from airflow_provider_lance.namespace.registry import Registry
 
 _DEFAULT_LIMIT = 10_000
@@ -67,7 +68,8 @@ def _filtered(table: Any, condition: str) -> Any:
     import lance
 
     try:
+        check_filter(table.schema, condition)
         dataset = lance.write_dataset(table, "memory://")
-        return dataset.to_table(filter=condition)
+        return dataset.to_table(filter=one_expression(condition, "filter").text)
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"`filter` cannot be used on a job's events: {str(error)[:500]}") from None

@@ -1,7 +1,8 @@
 """Rows: count, query, insert, merge, update and delete them, on any branch.
 
 pylance's namespace takes ``branch`` in these requests and works on main all the same, so whatever names a branch is
-done on the branch's dataset here. Methods are operations of the wire by name.
+done on the branch's dataset here. Every SQL text of a client is read as one expression first: Lance drops what follows
+it without a word. Methods are operations of the wire by name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 
 from airflow_provider_lance.api.models import model
-from airflow_provider_lance.engine.expressions import find_field, format_path
+from airflow_provider_lance.engine.expressions import (
+    check_filter,
+    expression_type,
+    find_field,
+    format_path,
+    one_expression,
+)
 from airflow_provider_lance.namespace.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.column_names import check_columns
 from airflow_provider_lance.namespace.tables import Tables, read_stream
@@ -30,6 +37,7 @@ class Rows:
         self._tables = tables
 
     def count_table_rows(self, request: Any) -> Any:
+        request.predicate = self._filter(request, request.predicate, request.version)
         dataset = self._branch(request, request.version)
         if dataset is None:
             return self._catalog.call("count_table_rows", request)
@@ -59,6 +67,8 @@ class Rows:
         return self._catalog.call("insert_into_table", request.model_copy(update={"mode": mode}), data)
 
     def update_table(self, request: Any) -> Any:
+        request.predicate = self._filter(request, request.predicate)
+        request.updates = [[path, self._value(request, text)] for path, text in request.updates]
         dataset = self._branch(request)
         if dataset is None:
             return self._catalog.call("update_table", request)
@@ -68,11 +78,16 @@ class Rows:
         return model("UpdateTableResponse")(version=dataset.version, updated_rows=changed["num_rows_updated"])
 
     def delete_from_table(self, request: Any) -> Any:
+        request.predicate = self._filter(request, request.predicate)
         dataset = self._catalog.open(request.id, branch=request.branch)
         done = dataset.delete(request.predicate)
         return model("DeleteFromTableResponse")(version=dataset.version, num_deleted_rows=done["num_deleted_rows"])
 
     def merge_insert_into_table(self, request: Any, data: bytes) -> Any:
+        for name in ("when_matched_update_all_filt", "when_not_matched_by_source_delete_filt"):
+            if getattr(request, name):
+                # Lance plans it over the two sides of the merge.
+                setattr(request, name, one_expression(getattr(request, name), name).text)
         reader = read_stream(data)
         dataset = self._branch(request)
         if dataset is None:
@@ -104,11 +119,31 @@ class Rows:
 
     def _readable(self, request: Any, query: Any) -> Any:
         """The query with what pylance does not work out itself: the table's one vector column."""
+        query.filter = self._filter(request, query.filter, query.version)
+        aliases = query.columns.column_aliases if query.columns else None
+        if aliases:
+            query.columns.column_aliases = {name: self._value(request, text) for name, text in aliases.items()}
         dimension = len(query.vector.single_vector or (query.vector.multi_vector or [[]])[0])
         if dimension and not query.vector_column:
             dataset = self._catalog.open(request.id, version=query.version)
             query.vector_column = vector_column(dataset, dimension)
         return query
+
+    def _filter(self, request: Any, sql: str | None, version: int | None = None) -> str | None:
+        """A condition as one expression; where the parser is in doubt, Lance's planner decides."""
+        if not sql or not sql.strip():
+            return sql
+        read = one_expression(sql, "predicate")
+        if read.doubt is not None:
+            check_filter(self._catalog.open(request.id, branch=request.branch, version=version).schema, sql)
+        return read.text
+
+    def _value(self, request: Any, sql: str) -> str:
+        """The SQL of a value as one expression."""
+        read = one_expression(sql)
+        if read.doubt is not None:
+            expression_type(self._catalog.open(request.id, branch=request.branch).schema, sql)
+        return read.text
 
     def _branch(self, request: Any, version: int | None = None) -> lance.LanceDataset | None:
         if not names_branch(request.branch):

@@ -6,6 +6,7 @@ here its names become tables of this namespace. Methods are operations of the wi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -144,9 +145,24 @@ class Views:
         for name, parts in definition.source_ids.items():
             table_id = self._find_source(view_id, parts)
             if table_id is None:
-                raise TableNotFoundError(f"The view's query reads {name}, but there is no table {join_id(parts)}.")
+                near = self._near(view_id, parts)
+                raise TableNotFoundError(
+                    f"The view's query reads {name}, but there is no table {join_id(parts)}."
+                    + (f" Did you mean {near}?" if near else "")
+                )
             found[name] = table_id
         return found
+
+    def _near(self, view_id: list[str], parts: list[str]) -> str:
+        """The tables beside a view, or in the namespace that its query names, whose names look like the wanted one."""
+        from airflow_provider_lance.definitions.spark_sql import near_names
+
+        *space, name = [step for part in parts for step in part.split(DEFAULT_DELIMITER)]
+        names: set[str] = set()
+        for namespace_id in [space] if space else [view_id[:-1], []]:
+            with contextlib.suppress(LanceNamespaceError):
+                names.update(self._catalog.listing("list_tables", namespace_id, include_declared=False))
+        return near_names(name, sorted(names))
 
     def _find_source(self, view_id: list[str], parts: list[str]) -> list[str] | None:
         parts = [step for part in parts for step in part.split(DEFAULT_DELIMITER)]
