@@ -27,9 +27,9 @@ from airflow_provider_lance.engine.columns import column_rule
 from airflow_provider_lance.engine.commit import Committer
 from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError
 from airflow_provider_lance.engine.fill import FlushPolicy, Order, TaskFailure, TaskResult
-from airflow_provider_lance.engine.freshness import load_record, save_record
+from airflow_provider_lance.engine.freshness import Fresh, load_record, save_record
 from airflow_provider_lance.engine.orphans import remove_orphans
-from airflow_provider_lance.engine.plan import Plan, describe_plan, failed_rows, group_tasks, make_plan
+from airflow_provider_lance.engine.plan import Plan, count_failed, describe_plan, group_tasks, make_plan
 from airflow_provider_lance.engine.progress import ProgressMeter, TaskFigures
 from airflow_provider_lance.engine.publish import Published, Publisher
 from airflow_provider_lance.engine.request import BackfillRequest, validate_request
@@ -39,6 +39,7 @@ from airflow_provider_lance.engine.table import TableRef, field_ids
 from airflow_provider_lance.engine.watched import Room
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     from lance import LanceDataset
 
@@ -137,9 +138,15 @@ class _Backfill:
             self.record,
             finished=self.finished,
             parts=self.parts,
+            read_failed=self._read_failed,
             done=self.published.files,
             limit=limit,
         )
+
+    def _read_failed(self, entry: Fresh) -> np.ndarray | None:
+        if entry.failed is None:
+            return None
+        return entry.failed.read(self.files, self.folder, entry.targets)
 
     def _work(self, plan: Plan) -> None:
         if plan.works:
@@ -399,8 +406,8 @@ class _Backfill:
             entry = self.record.get(identities[fragment.fragment_id])
             if entry is None:
                 remaining += fragment.physical_rows - fragment.num_deletions
-            elif entry.failed != ():
-                remaining += failed_rows(fragment, entry, self.rule)[1]
+            else:
+                remaining += count_failed(fragment, entry, self.rule, self._read_failed)
         return remaining
 
     def _progress_host(self, plan: Plan) -> str | None:

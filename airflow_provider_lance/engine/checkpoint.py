@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_lance.engine.failed_rows import column_file_of, decode_rows, encode_rows
 from airflow_provider_lance.engine.functions import Chunk, split_offsets
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 FOLDER = "_backfill"
 OFFSET = "__offset"
 SAMPLES = 10  # failed rows told apart, per fragment
-MAX_FAILED_OFFSETS = 1000  # beyond, a fragment with failures is computed again as a whole
 _PART = re.compile(r"part-([0-9a-f]{32})-(\d+)-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}(?:-([0-9a-f]{16}))?\.lance$")
 
 
@@ -41,7 +41,7 @@ def job_name(job_id: str) -> str:
 
 @dataclass
 class Tally:
-    """What happened to the rows of a stretch. ``failed_offsets`` is None where there were too many to list."""
+    """What happened to the rows of a stretch. ``failed_offsets`` is None where an earlier release did not keep them."""
 
     rows: int = 0
     failed: int = 0
@@ -54,8 +54,6 @@ class Tally:
         self.failed += len(failures)
         if self.failed_offsets is not None:
             self.failed_offsets.extend(offset for offset, _ in failures)
-            if len(self.failed_offsets) > MAX_FAILED_OFFSETS:
-                self.failed_offsets = None
         self.samples.extend(failures[: SAMPLES - len(self.samples)])
 
     def merge(self, other: Tally) -> None:
@@ -65,14 +63,29 @@ class Tally:
             self.failed_offsets = None
         else:
             self.failed_offsets = self.failed_offsets + other.failed_offsets
-            if len(self.failed_offsets) > MAX_FAILED_OFFSETS:
-                self.failed_offsets = None
         self.samples = (self.samples + other.samples)[:SAMPLES]
+
+    def to_dict(self) -> dict[str, Any]:
+        document = asdict(self)
+        if self.failed_offsets is not None:
+            document["failed_offsets"] = encode_rows(sorted(self.failed_offsets))
+        return document
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Tally:
+        """What :meth:`to_dict` made, or an earlier release, which listed the rows."""
+        offsets = data["failed_offsets"]
+        if isinstance(offsets, str):
+            offsets = decode_rows(offsets).tolist()
+        return cls(data["rows"], data["failed"], offsets, [(offset, message) for offset, message in data["samples"]])
 
 
 @dataclass(frozen=True)
 class FilledFragment:
-    """A finished column file, ready to be committed. ``file`` holds the fields of Lance's ``DataFile``."""
+    """A finished column file, ready to be committed. ``file`` holds the fields of Lance's ``DataFile``.
+
+    ``failed_rows`` is how many rows the file beside it names as failed, now or in an earlier job.
+    """
 
     fragment_id: int
     key: str
@@ -81,17 +94,21 @@ class FilledFragment:
     tally: Tally
     covered: bool
     samples: tuple[dict[str, Any], ...] = ()
+    failed_rows: int = 0
 
     @property
     def path(self) -> str:
         return str(self.file["path"])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "tally": self.tally.to_dict()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> FilledFragment:
-        return cls(**{**data, "tally": Tally(**data["tally"]), "samples": tuple(data["samples"])})
+        tally = Tally.from_dict(data["tally"])
+        # An earlier release kept no file with the failed rows: the fragment is not known to be fresh then.
+        covered = data["covered"] and ("failed_rows" in data or not tally.failed)
+        return cls(**{**data, "tally": tally, "covered": covered, "samples": tuple(data["samples"])})
 
 
 @dataclass
@@ -145,9 +162,13 @@ class Part:
 
 @dataclass
 class Remains:
-    """What earlier attempts left in a column's folder. ``markers`` are the paths of jobs' own notes."""
+    """What earlier attempts left in a column's folder. ``markers`` are the paths of jobs' own notes.
+
+    ``failed`` maps the column files that have failed rows to the paths of the files that name these rows.
+    """
 
     markers: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
     journals: list[Journal] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
 
@@ -175,9 +196,11 @@ class Remains:
 def read_remains(files: TableFiles, folder: str) -> Remains:
     remains = Remains()
     for path in files.names(folder):
-        part = Part.parse(path)
+        part, column_file = Part.parse(path), column_file_of(path)
         if part is not None:
             remains.parts.append(part)
+        elif column_file is not None:
+            remains.failed[column_file] = path
         elif "/job-" in path:
             remains.markers.append(path)
         elif "/journal-" in path:
@@ -259,7 +282,7 @@ def write_part(
     path = f"{folder}/part-{part.key}-{numbers}-{uuid.uuid4().hex[:8]}{suffix}.lance"
     stored = pa.schema([pa.field(OFFSET, pa.int64()), *schema])
     with LanceFileWriter(f"{table.base}/{path}", stored, storage_options=table.storage_options or None) as writer:
-        writer.add_schema_metadata("tally", json.dumps(asdict(tally)))
+        writer.add_schema_metadata("tally", json.dumps(tally.to_dict()))
         for chunk in chunks:
             arrays = [pa.array(chunk.offsets), *chunk.values.columns]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=stored))
@@ -269,8 +292,7 @@ def write_part(
 def read_tally(table: TableRef, part: Part) -> Tally:
     """What a part says of its rows, without reading them."""
     metadata = _reader(table, part).metadata().schema.metadata or {}
-    document = json.loads(metadata[b"tally"])
-    return Tally(**{**document, "samples": [tuple(sample) for sample in document["samples"]]})
+    return Tally.from_dict(json.loads(metadata[b"tally"]))
 
 
 def read_chunks(table: TableRef, part: Part, batch_rows: int) -> Iterator[Chunk]:

@@ -33,6 +33,7 @@ _EVALUATION = re.compile(
     r"|Error applying filter expression to batch: \w+ error): (?!.*LanceError\(IO\))(.*)",
     re.DOTALL,
 )
+_SELECTED_ROWS = 5000  # of a selection by number, in one scan: Lance reads a text with their addresses
 _OFFSETS = 1 << 17  # numbered at once, where all rows are read: batches are too small to number one by one
 
 
@@ -44,16 +45,18 @@ def chunks(
     policy: ErrorPolicy,
     *,
     where: str | None,
+    selected: np.ndarray | None = None,
     start: int,
     stop: int,
     pace: Pace,
     threads: int = 1,
 ) -> Iterator[Chunk]:
-    """The values of the selected live rows among the physical rows ``start`` to ``stop`` of a fragment.
+    """The values of the live rows among the physical rows ``start`` to ``stop`` of a fragment that ``where`` selects,
+    or ``selected`` by their numbers.
 
     ``schema`` has the target columns in the rule's order. No chunk has more rows than ``pace`` allows.
     """
-    stretch = _Stretch(table, fragment, where, reads_columns=bool(rule.inputs))
+    stretch = _Stretch(table, fragment, where, selected, reads_columns=bool(rule.inputs))
     if rule.expression is not None:
         yield from _sql(stretch, rule, schema, policy, start, stop, pace.limit, threads)
         return
@@ -122,12 +125,21 @@ def ordered(function: Callable[[Any], Chunk], batches: Iterable[Any], threads: i
 class _Stretch:
     """Scans parts of a fragment by physical row."""
 
-    def __init__(self, table: TableRef, fragment: LanceFragment, where: str | None, *, reads_columns: bool) -> None:
+    def __init__(
+        self,
+        table: TableRef,
+        fragment: LanceFragment,
+        where: str | None,
+        selected: np.ndarray | None,
+        *,
+        reads_columns: bool,
+    ) -> None:
         # Where every physical row is read, in order, Lance need not say which ones they are.
-        self._every = reads_columns and where is None and not fragment.num_deletions
+        self._every = reads_columns and where is None and selected is None and not fragment.num_deletions
         self.table = table
         self.fragment = fragment
         self.where = where
+        self.selected = selected
         self._base = fragment.fragment_id << 32
         self._live: np.ndarray | None = None
 
@@ -136,6 +148,9 @@ class _Stretch:
     ) -> Iterator[Scanned]:
         import numpy as np
 
+        if self.selected is not None:
+            yield from self._scan_selected(self.selected, columns, start, stop, rows, readahead)
+            return
         options: dict[str, Any] = {"filter": self.where}
         if (start, stop) != (0, self.fragment.physical_rows):
             if self.where is None:
@@ -147,14 +162,7 @@ class _Stretch:
             else:
                 low, high = self._base + start, self._base + stop
                 options = {"filter": f"({self.where}) AND _rowaddr >= {low} AND _rowaddr < {high}"}
-        scanner = self.fragment.scanner(
-            columns=columns,
-            with_row_address=not self._every,
-            batch_size=rows,
-            batch_readahead=readahead,
-            blob_handling="all_binary",
-            **options,
-        )
+        scanner = self._scanner(columns, rows, readahead, **options)
         if not self._every:
             yield from (Scanned(*split(batch)) for batch in scanner.to_batches())
             return
@@ -166,13 +174,47 @@ class _Stretch:
             yield Scanned(offsets[:count], batch)
             offsets, start = offsets[count:], start + count
 
+    def _scan_selected(
+        self,
+        selected: np.ndarray,
+        columns: list[str] | dict[str, str],
+        start: int,
+        stop: int,
+        rows: int,
+        readahead: int,
+    ) -> Iterator[Scanned]:
+        low, high = selected.searchsorted(start), selected.searchsorted(stop)
+        for first in range(low, high, _SELECTED_ROWS):
+            addresses = self._base + selected[first : min(high, first + _SELECTED_ROWS)]
+            chosen = f"_rowaddr IN ({', '.join(map(str, addresses.tolist()))})"
+            batches = self._scanner(columns, rows, readahead, filter=chosen).to_batches()
+            yield from (Scanned(*split(batch)) for batch in batches)
+
+    def _scanner(self, columns: list[str] | dict[str, str], rows: int, readahead: int, **options: Any) -> Any:
+        # A scalar index may be stale; it must not decide which rows get a value.
+        return self.fragment.scanner(
+            columns=columns,
+            with_row_address=not self._every,
+            batch_size=rows,
+            batch_readahead=readahead,
+            blob_handling="all_binary",
+            use_scalar_index=False,
+            **options,
+        )
+
     def _live_index(self, row: int) -> int:
         """How many live rows come before a physical row."""
         if not self.fragment.num_deletions:
             return row
         if self._live is None:
-            self._live = split(self.fragment.scanner(columns=[], with_row_address=True).to_table())[0]
+            self._live = matching_rows(self.fragment)
         return int(self._live.searchsorted(row))
+
+
+def matching_rows(fragment: LanceFragment, where: str | None = None) -> np.ndarray:
+    """The physical rows of a fragment that are live and that a clause selects, read without scalar indices."""
+    scanner = fragment.scanner(columns=[], filter=where, with_row_address=True, use_scalar_index=False)
+    return split(scanner.to_table())[0]
 
 
 def _inputs(rule: ColumnRule) -> list[str] | dict[str, str]:

@@ -27,6 +27,7 @@ from airflow_provider_lance.engine.checkpoint import (
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.evaluate import batch_rows, chunks
+from airflow_provider_lance.engine.failed_rows import decode_rows, write_failed
 from airflow_provider_lance.engine.functions import BATCH_ROWS, Chunk, Pace, pace_for
 from airflow_provider_lance.engine.progress import ProgressAddress, ProgressSender, TaskFigures
 from airflow_provider_lance.engine.scatter import dense
@@ -37,6 +38,8 @@ from airflow_provider_lance.engine.worker import settle
 if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset, LanceFragment
+
+    from airflow_provider_lance.engine.table import TableFiles
 
 # Values kept in memory before they go to a part: with Lance's imports a worker stays below 500 MB.
 SPILL_BYTES = 48 << 20
@@ -94,9 +97,9 @@ class Order:
 class FragmentWork:
     """One fragment, or with ``assemble=False`` a stretch of it whose values go to parts only.
 
-    ``filter`` selects the rows to compute; the others keep what they have. ``whole`` tells that there are no others, or
-    that they are fresh already: then the fragment is fresh when the selected rows are, except for those of the others
-    that had ``failed`` before.
+    ``filter`` (a clause) or ``selected`` (encoded row numbers) are the rows to compute; the others keep what they have.
+    ``whole`` tells that there are no others, or that they are fresh already: then the fragment is fresh when the chosen
+    rows are, except for those of the others that had ``failed`` before (encoded row numbers too).
     """
 
     fragment_id: int
@@ -106,10 +109,15 @@ class FragmentWork:
     start: int
     stop: int
     filter: str | None = None
+    selected: str | None = None
     whole: bool = True
     assemble: bool = True
     parts: tuple[Part, ...] = ()
-    failed: tuple[int, ...] = ()
+    failed: str | None = None
+
+    @property
+    def partial(self) -> bool:
+        return self.filter is not None or self.selected is not None
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,7 @@ def run_task(order: Order, works: list[FragmentWork]) -> TaskResult:
     saved = time.monotonic()
     unsaved = 0
     for work in works:
-        filling = _FragmentTask(order, dataset, work, sender, pace)
+        filling = _FragmentTask(order, dataset, files, work, sender, pace)
         parts.extend(filling.compute())
         computed += filling.computed
         if work.assemble:
@@ -186,12 +194,19 @@ class _FragmentTask:
     """The state of filling one fragment: values in memory, parts on storage."""
 
     def __init__(
-        self, order: Order, dataset: LanceDataset, work: FragmentWork, sender: ProgressSender, pace: Pace
+        self,
+        order: Order,
+        dataset: LanceDataset,
+        files: TableFiles,
+        work: FragmentWork,
+        sender: ProgressSender,
+        pace: Pace,
     ) -> None:
         import pyarrow as pa
 
         self.order = order
         self.dataset = dataset
+        self.files = files
         self.work = work
         self.sender = sender
         self.pace = pace
@@ -238,6 +253,7 @@ class _FragmentTask:
             self.schema,
             order.policy,
             where=self.work.filter,
+            selected=None if self.work.selected is None else decode_rows(self.work.selected),
             start=start,
             stop=stop,
             pace=self.pace,
@@ -283,13 +299,11 @@ class _FragmentTask:
             for part in self.parts:
                 tally.merge(read_tally(order.table, part))
             source = (chunk for part in self.parts for chunk in read_chunks(order.table, part, BATCH_ROWS))
-        if work.failed and tally.failed_offsets is not None:
-            tally.failed_offsets = sorted({*tally.failed_offsets, *work.failed})
         path = order.table.data_path(name)
         options = order.table.storage_options or None
         faults.reach("file-start")
         writer = LanceFileWriter(path, self.schema, version=self.dataset.data_storage_version, storage_options=options)
-        for batch in dense(source, work.rows, self.schema, self._old_values() if work.filter else None):
+        for batch in dense(source, work.rows, self.schema, self._old_values() if work.partial else None):
             writer.write_batch(batch)
         written = writer.close()
         faults.reach("file-written")
@@ -304,15 +318,23 @@ class _FragmentTask:
         file = DataFile.create(self.dataset, name)
         self.sender.figures.bytes_written += file.file_size_bytes or 0
         self.memory = []
+        known = tally.failed_offsets is not None
+        failed_rows = write_failed(self.files, order.folder, name, self._failed(tally)) if work.whole and known else 0
         return FilledFragment(
             fragment_id=work.fragment_id,
             key=work.key,
             rows=work.rows,
             file={**_plain(file)},
-            tally=tally,
-            covered=work.whole and tally.failed_offsets is not None,
+            tally=replace(tally, failed_offsets=[]),
+            covered=work.whole and known,
             samples=self._samples(tally),
+            failed_rows=failed_rows,
         )
+
+    def _failed(self, tally: Tally) -> list[int]:
+        """The rows of the fragment that are null because the rule failed on them, now or in an earlier job."""
+        left = decode_rows(self.work.failed).tolist() if self.work.failed is not None else []
+        return [*(tally.failed_offsets or ()), *left]
 
     def _old_values(self) -> Iterator[pa.RecordBatch] | None:
         """The column as it is, deleted rows included, or None where the fragment never had it."""
@@ -343,7 +365,11 @@ class _FragmentTask:
         if self.dataset.has_stable_row_ids:
             chosen = ", ".join(str(base + offset) for offset in ids)
             found = self.fragment.scanner(
-                columns=[], filter=f"_rowaddr IN ({chosen})", with_row_address=True, with_row_id=True
+                columns=[],
+                filter=f"_rowaddr IN ({chosen})",
+                with_row_address=True,
+                with_row_id=True,
+                use_scalar_index=False,
             ).to_table()
             addresses, row_ids = found["_rowaddr"].to_pylist(), found["_rowid"].to_pylist()
             ids |= {address - base: row_id for address, row_id in zip(addresses, row_ids, strict=True)}

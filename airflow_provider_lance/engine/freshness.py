@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.commit import read_transactions
+from airflow_provider_lance.engine.failed_rows import FailedRows
 from airflow_provider_lance.engine.identity import FragmentIdentity, Identities, identify
 from airflow_provider_lance.engine.table import field_ids, is_missing
 
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 
 RULE = "backfill.rule"
 PARTIAL = "backfill.partial"
-FAILED = "backfill.failed"
+FAILED_ROWS = "backfill.failed_rows"  # how many of each fragment
+_FAILED_LISTS = "backfill.failed"  # commits of release 0.1 name the rows themselves
 
 # Beyond this many versions since the sidecar was written the record is given up: everything is computed again.
 MAX_VERSIONS = 10_000
@@ -37,14 +39,14 @@ MAX_VERSIONS = 10_000
 class Fresh:
     """One fragment whose live rows all have a value of the recorded rule.
 
-    ``failed`` are the physical rows that are null because the rule failed on them; None means "some of the nulls",
-    which is all that is known of them after a compaction.
+    ``failed`` are the rows that are null because the rule failed on them; None means "some of the nulls", which is all
+    that is known of them after a compaction.
     """
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     rows: int
-    failed: tuple[int, ...] | None = ()
+    failed: FailedRows | None
 
 
 @dataclass
@@ -134,7 +136,10 @@ class FreshnessRecord:
 
     def _fill(self, groups: list[Any], properties: dict[str, str], read: LanceDataset) -> None:
         partial = set(json.loads(properties.get(PARTIAL, "[]")))
-        failed = {int(key): value for key, value in json.loads(properties.get(FAILED, "{}")).items()}
+        counts = json.loads(properties.get(FAILED_ROWS, "{}"))
+        failed = {int(key): FailedRows(count) for key, count in counts.items()}
+        lists = json.loads(properties.get(_FAILED_LISTS, "{}"))
+        failed |= {int(key): FailedRows.of(offsets) for key, offsets in lists.items()}
         identities = self.identities.of(read)
         for group in groups:
             if group.fragment_id in partial:
@@ -148,7 +153,7 @@ class FreshnessRecord:
                 inputs=identity.inputs,
                 targets=(str(group.new_file.path),),
                 rows=identity.rows,
-                failed=tuple(failed.get(group.fragment_id, ())),
+                failed=failed.get(group.fragment_id, FailedRows()),
             )
 
     def _rewrite(self, group: Any) -> None:
@@ -157,11 +162,11 @@ class FreshnessRecord:
             self.fragments.pop(part.id, None)
         if not all(old):
             return
-        some_failed = any(entry is not None and entry.failed != () for entry in old)
+        some_failed = any(entry is not None and (entry.failed is None or entry.failed.count) for entry in old)
         for part in group.new_fragments:
             identity = identify(part, self.input_ids, self.target_ids)
             self.fragments[part.id] = Fresh(
-                identity.inputs, identity.targets, identity.rows, None if some_failed else ()
+                identity.inputs, identity.targets, identity.rows, None if some_failed else FailedRows()
             )
 
     def prune(self, head: LanceDataset) -> None:
@@ -180,28 +185,39 @@ def load_record(
     """The saved record if it is of this rule and of these inputs, else an empty one: older values are stale."""
     record = FreshnessRecord(rule.fingerprint, rule.inputs, input_ids, target_ids)
     document = files.read_json(sidecar_path(folder))
-    if not isinstance(document, dict) or document.get("format") != 1 or document.get("rule") != record.rule:
+    if not isinstance(document, dict) or document.get("format") not in (1, 2) or document.get("rule") != record.rule:
         return record
     if document.get("input_ids", sorted(input_ids)) != sorted(input_ids):
         return record
     record.version = int(document["version"])
     record.job = tuple(document["job"]) if document.get("job") else None
     for fragment_id, (inputs, targets, rows, failed) in document["fragments"].items():
-        record.fragments[int(fragment_id)] = Fresh(
-            tuple(inputs), tuple(targets), rows, None if failed is None else tuple(failed)
-        )
+        record.fragments[int(fragment_id)] = Fresh(tuple(inputs), tuple(targets), rows, _read_failed(failed))
     return record
+
+
+def _read_failed(saved: Any) -> FailedRows | None:
+    """Saved as a number; in format 1 as the list of the rows."""
+    if saved is None or isinstance(saved, int):
+        return None if saved is None else FailedRows(saved)
+    return FailedRows.of(saved)
+
+
+def _saved_failed(failed: FailedRows | None) -> int | tuple[int, ...] | None:
+    if failed is None or failed.listed is None:
+        return None if failed is None else failed.count
+    return failed.listed
 
 
 def save_record(files: TableFiles, folder: str, record: FreshnessRecord) -> None:
     document = {
-        "format": 1,
+        "format": 2,
         "rule": record.rule,
         "input_ids": sorted(record.input_ids),
         "version": record.version,
         "job": record.job,
         "fragments": {
-            str(fragment_id): [entry.inputs, entry.targets, entry.rows, entry.failed]
+            str(fragment_id): [entry.inputs, entry.targets, entry.rows, _saved_failed(entry.failed)]
             for fragment_id, entry in sorted(record.fragments.items())
         },
     }

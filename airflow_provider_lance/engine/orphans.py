@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.engine.checkpoint import Journal, read_remains
+from airflow_provider_lance.engine.checkpoint import Journal, Remains, read_remains
 from airflow_provider_lance.engine.commit import read_transactions
 
 if TYPE_CHECKING:
@@ -62,8 +62,19 @@ def remove_orphans(
                 removed += _delete(files, [journal.path(folder)])
         past = [part.path for part in remains.parts if history.is_past(part.fragment_id, part.read_version)]
         removed += _delete(files, past)
+    removed += _delete(files, _unneeded(remains, head, removed))
     # Notes of jobs: at most one job of a column lives, and it ends here.
     return removed + _delete(files, remains.markers)
+
+
+def _unneeded(remains: Remains, head: LanceDataset, removed: list[str]) -> list[str]:
+    """Lists of failed rows whose column file the table no longer has, and which no attempt will commit."""
+    if not remains.failed:
+        return []
+    held = {str(file.path) for fragment in head.get_fragments() for file in fragment.data_files()}
+    for journal in remains.journals:
+        held |= {name for name in journal.files if f"data/{name}" not in removed}
+    return [path for column_file, path in remains.failed.items() if column_file not in held]
 
 
 def _past_files(journal: Journal, history: History) -> list[str]:

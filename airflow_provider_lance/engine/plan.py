@@ -8,25 +8,29 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.engine.checkpoint import FilledFragment, Part, disjoint, gaps
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.evaluate import column_bytes, evaluation_failure
+from airflow_provider_lance.engine.evaluate import column_bytes, evaluation_failure, matching_rows
 from airflow_provider_lance.engine.expressions import check_filter
+from airflow_provider_lance.engine.failed_rows import encode_rows
 from airflow_provider_lance.engine.fill import FragmentWork
 from airflow_provider_lance.engine.freshness import Fresh, FreshnessRecord
-from airflow_provider_lance.engine.functions import split
 from airflow_provider_lance.engine.identity import FragmentIdentity, identify
 from airflow_provider_lance.engine.request import BackfillRequest
 from airflow_provider_lance.engine.table import TableRef, field_ids
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     from lance import LanceDataset, LanceFragment
+
+    # The failed rows of a fragment, or None where only "some of the nulls" is known of them.
+    ReadFailed = Callable[[Fresh], "np.ndarray | None"]
 
 TASKS_PER_CORE = 4
 # A task costs Spark about 40 ms; below a second of work that shows. Rows of about a second on one core: Lance evaluates
@@ -64,12 +68,14 @@ def make_plan(
     *,
     finished: Mapping[str, FilledFragment],
     parts: Mapping[str, list[Part]],
+    read_failed: ReadFailed,
     done: Mapping[int, tuple[str, int]] | None = None,
     limit: int | None = None,
 ) -> Plan:
     """Select fragments and rows. ``done`` maps fragments this job already committed to the file it put there and the
-    version that did; ``limit`` is how many fragments it may still touch."""
-    select = _Selection(dataset, rule, request.where, record, done or {})
+    version that did; ``limit`` is how many fragments it may still touch; ``read_failed`` tells a fragment's failed
+    rows."""
+    select = _Selection(dataset, rule, request.where, record, read_failed, done or {})
     works: list[FragmentWork] = []
     ready: list[FilledFragment] = []
     left_fragments = left_rows = 0
@@ -98,11 +104,13 @@ class _Selection:
         rule: ColumnRule,
         where: str | None,
         record: FreshnessRecord,
+        read_failed: ReadFailed,
         done: Mapping[int, tuple[str, int]],
     ) -> None:
         self.rule = rule
         self.where = where
         self.record = record
+        self.read_failed = read_failed
         self.identities = record.identities.of(dataset)
         self.done = done
         self.version = dataset.version
@@ -127,23 +135,34 @@ class _Selection:
             matched = self.matches[identity.fragment_id]
             if not matched:
                 return None
-            if entry is None or entry.failed is None:
+            failed = None if entry is None else self.read_failed(entry)
+            if failed is None:
                 return self._work(fragment, identity, matched, self.where, whole=False)
             # Rows the clause leaves out stay what they are, fresh or failed.
             work = self._work(fragment, identity, matched, self.where, whole=True)
-            return replace(work, failed=_left_out(fragment, entry, self.rule, self.where))
+            return replace(work, failed=_left_out(fragment, failed, self.where))
         if entry is None:
             return self._work(fragment, identity, live, None, whole=True)
-        again, count = failed_rows(fragment, entry, self.rule)
-        return self._work(fragment, identity, count, again, whole=True) if count else None
+        again = failed_rows(fragment, entry, self.rule, self.read_failed)
+        if not len(again):
+            return None
+        return self._work(fragment, identity, len(again), None, encode_rows(again), whole=True)
 
     def _work(
-        self, fragment: LanceFragment, identity: FragmentIdentity, live: int, rows: str | None, *, whole: bool
+        self,
+        fragment: LanceFragment,
+        identity: FragmentIdentity,
+        live: int,
+        where: str | None,
+        selected: str | None = None,
+        *,
+        whole: bool,
     ) -> FragmentWork:
         read = identity
         if self.key_ids != self.input_ids:
             read = identify(fragment.metadata, self.key_ids, self.target_ids)
         # A partial run copies the values it leaves alone, so those are inputs too.
+        rows = where if selected is None else f"rows {selected}"
         kept = read.targets if rows is not None else ()
         return FragmentWork(
             fragment_id=identity.fragment_id,
@@ -152,29 +171,39 @@ class _Selection:
             live=live,
             start=0,
             stop=identity.rows,
-            filter=rows,
+            filter=where,
+            selected=selected,
             whole=whole or live == fragment.physical_rows - fragment.num_deletions,
         )
 
 
-def failed_rows(fragment: LanceFragment, entry: Fresh, rule: ColumnRule) -> tuple[str, int]:
-    """The live rows of a fresh fragment that are null because the rule failed on them: a filter, and how many."""
-    if entry.failed is None:
-        again = f"{rule.target_paths[0]} IS NULL"
-        return again, fragment.count_rows(again)
-    base = fragment.fragment_id << 32
-    again = f"_rowaddr IN ({', '.join(str(base + offset) for offset in entry.failed)})"
-    some_deleted = bool(entry.failed and fragment.num_deletions)
-    return again, fragment.count_rows(again) if some_deleted else len(entry.failed)
+def failed_rows(fragment: LanceFragment, entry: Fresh, rule: ColumnRule, read_failed: ReadFailed) -> np.ndarray:
+    """The live rows of a fresh fragment that are null because the rule failed on them; all nulls where only that is
+    known."""
+    failed = read_failed(entry)
+    if failed is None:
+        return matching_rows(fragment, f"{rule.target_paths[0]} IS NULL")
+    if not fragment.num_deletions or not len(failed):
+        return failed
+    import numpy as np
+
+    return np.intersect1d(failed, matching_rows(fragment), assume_unique=True)
 
 
-def _left_out(fragment: LanceFragment, entry: Fresh, rule: ColumnRule, where: str) -> tuple[int, ...]:
-    """The failed rows of a fresh fragment that a clause does not select."""
-    if not entry.failed:
-        return ()
-    again, _ = failed_rows(fragment, entry, rule)
-    chosen = fragment.scanner(columns=[], filter=f"({where}) AND {again}", with_row_address=True).to_table()
-    return tuple(sorted(set(entry.failed) - set(split(chosen)[0].tolist())))
+def count_failed(fragment: LanceFragment, entry: Fresh, rule: ColumnRule, read_failed: ReadFailed) -> int:
+    """As many as :func:`failed_rows`, without reading them where their number is known."""
+    if entry.failed is not None and (not fragment.num_deletions or not entry.failed.count):
+        return entry.failed.count
+    return len(failed_rows(fragment, entry, rule, read_failed))
+
+
+def _left_out(fragment: LanceFragment, failed: np.ndarray, where: str) -> str | None:
+    """The failed rows of a fresh fragment that a clause does not select, encoded."""
+    if not len(failed):
+        return None
+    import numpy as np
+
+    return encode_rows(np.setdiff1d(failed, matching_rows(fragment, where), assume_unique=True))
 
 
 def count_matches(dataset: LanceDataset, where: str) -> Counter[int]:
@@ -183,7 +212,9 @@ def count_matches(dataset: LanceDataset, where: str) -> Counter[int]:
 
     found: Counter[int] = Counter()
     try:
-        for batch in dataset.scanner(columns=[], filter=where, with_row_address=True).to_batches():
+        for batch in dataset.scanner(
+            columns=[], filter=where, with_row_address=True, use_scalar_index=False
+        ).to_batches():
             ids, counts = np.unique(batch.column("_rowaddr").to_numpy() >> np.uint64(32), return_counts=True)
             for fragment_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
                 found[fragment_id] += count

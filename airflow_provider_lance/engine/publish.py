@@ -11,7 +11,7 @@ from airflow_provider_lance.engine import faults
 from airflow_provider_lance.engine.checkpoint import FilledFragment
 from airflow_provider_lance.engine.commit import JOB_ID, CommitConflict, Committer, read_transactions
 from airflow_provider_lance.engine.context import JobError, Reporter
-from airflow_provider_lance.engine.freshness import FAILED, PARTIAL, RULE
+from airflow_provider_lance.engine.freshness import FAILED_ROWS, PARTIAL, RULE
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ROWS_ASSIGNED = "backfill.rows_assigned"
 ROWS_FAILED = "backfill.rows_failed"
 COMMIT_SECONDS = 60.0  # without commit_granularity, finished fragments wait this long for company
-_MAX_FAILED_IN_COMMIT = 1000  # failed rows listed one by one in a transaction; readers of the table load it
 
 
 @dataclass
@@ -144,23 +143,14 @@ class Publisher:
     def _properties(self, group: list[FilledFragment]) -> dict[str, str]:
         """What the freshness record and a later attempt read back from the transaction."""
         partial = [filled.fragment_id for filled in group if not filled.covered]
-        failed: dict[int, list[int]] = {}
-        listed = 0
-        for filled in group:
-            offsets = filled.tally.failed_offsets or []
-            if not filled.covered or not offsets:
-                continue
-            listed += len(offsets)
-            if listed > _MAX_FAILED_IN_COMMIT:
-                partial.append(filled.fragment_id)
-            else:
-                failed[filled.fragment_id] = offsets
+        # Only how many: readers of the table load the transaction. Which ones is written beside the column's files.
+        failed = {filled.fragment_id: filled.failed_rows for filled in group if filled.covered and filled.failed_rows}
         return {
             RULE: self.rule,
             ROWS_ASSIGNED: str(sum(filled.tally.rows - filled.tally.failed for filled in group)),
             ROWS_FAILED: str(sum(filled.tally.failed for filled in group)),
             PARTIAL: json.dumps(sorted(partial)),
-            FAILED: json.dumps(failed),
+            FAILED_ROWS: json.dumps(failed),
         }
 
     def _changed(self, group: list[FilledFragment]) -> set[int]:
