@@ -113,10 +113,10 @@ class Catalog:
         """
         inside = plain_location(location) if _URL.match(location) or os.path.isabs(location) else location
         name = inside.removeprefix(f"{self.root}/").rstrip("/")
-        if not _DIRECTORY.fullmatch(name) or name in {".", "..", "__manifest"}:
+        if not _DIRECTORY.fullmatch(name) or name != name.strip() or name in {".", "..", "__manifest"}:
             raise InvalidInputError(
                 f"The location {location[:200]!r} cannot hold a table: name a directory directly below the root, with "
-                "ASCII letters, digits, spaces and any of _ - . + = @ : , $."
+                "ASCII letters, digits, spaces inside and any of _ - . + = @ : , $."
             )
         return name
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 
+from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.engine.columns import column_rule, computed_field, virtual_fields
@@ -28,6 +29,9 @@ from airflow_provider_lance.namespace.job_requests import JobRequests, job_optio
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
+
+
+_LEGACY_FORMATS = frozenset({"0.1", "legacy"})
 
 
 class Columns:
@@ -63,6 +67,11 @@ class Columns:
         for name in names:
             if name in schema.names or names.count(name) > 1:
                 raise InvalidInputError(f"There is a column {name!r} already.")
+        if declared and dataset.data_storage_version in _LEGACY_FORMATS:
+            raise UnsupportedOperationError(
+                f"Table {join_id(request.id)} is stored in Lance's legacy format, which cannot declare columns without "
+                'values. Write the table anew with data_storage_version="stable".'
+            )
         # All of it is checked: what follows are at most two commits, one with data and one of declarations.
         if expressions:
             dataset.add_columns(expressions)

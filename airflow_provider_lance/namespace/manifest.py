@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.engine.table import TableFiles
+from airflow_provider_lance.namespace.catalog import plain_location
 
 if TYPE_CHECKING:
     import lance
@@ -46,6 +47,7 @@ class StagedManifest:
     size: int
     sha256: str
     files: frozenset[str] = field(repr=False)
+    bases: frozenset[str] = frozenset()
 
 
 def read_manifest(content: bytes, name: str) -> StagedManifest:
@@ -57,8 +59,36 @@ def read_manifest(content: bytes, name: str) -> StagedManifest:
             version=int(dataset.version),
             size=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
-            files=referred_files(dataset) | _new_index_files(dataset),
+            files=_plain_paths(referred_files(dataset) | _new_index_files(dataset)),
+            bases=base_paths(dataset),
         )
+
+
+def base_paths(dataset: lance.LanceDataset) -> frozenset[str]:
+    """The other places in which a version looks for files: data, deletions and indices name one of them by its id."""
+    return frozenset(base.path for base in dataset.base_paths().values())
+
+
+def refuse_foreign_bases(bases: frozenset[str], location: str) -> None:
+    """Refuse a version that reads files outside of its own table, as a shallow clone does.
+
+    A branch names its table's directory. Any other place would be read with the server's rights, whoever may see it.
+    """
+    for base in sorted(bases):
+        place = plain_location(base)
+        steps = place.removeprefix(location).split("/")
+        if (place != location and not place.startswith(f"{location}/")) or ".." in steps:
+            raise InvalidInputError(
+                f"The table refers to files at {base[:200]!r}, which is outside of it. A table here holds its own "
+                "files: copy the data instead of cloning it."
+            )
+
+
+def _plain_paths(files: frozenset[str]) -> frozenset[str]:
+    for path in files:
+        if path.startswith("/") or any(step in {"", ".", ".."} for step in path.split("/")):
+            raise InvalidInputError(f"The staged manifest refers to {path[:200]!r}, which is outside of the table.")
+    return files
 
 
 def referred_files(dataset: lance.LanceDataset) -> frozenset[str]:

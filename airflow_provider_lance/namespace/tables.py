@@ -24,6 +24,7 @@ from airflow_provider_lance.api.models import model
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace, plain_location
 from airflow_provider_lance.namespace.column_names import check_columns
 from airflow_provider_lance.namespace.identifiers import check_identifier, table_identifier
+from airflow_provider_lance.namespace.manifest import base_paths, refuse_foreign_bases
 from airflow_provider_lance.namespace.tree import read_word
 
 if TYPE_CHECKING:
@@ -138,9 +139,10 @@ class Tables:
         self._catalog.require_namespace(request.id[:-1])
         place = TablePlace(tuple(request.id), f"{self._catalog.root}/{directory}")
         try:
-            self._catalog.open(request.id, place=place)
+            dataset = self._catalog.open(request.id, place=place)
         except Exception as error:
             raise InvalidInputError(f"There is no readable Lance table at {directory!r} in this namespace.") from error
+        refuse_foreign_bases(base_paths(dataset), place.location)
         self._refuse_alias(place, directory)
         existing = self._catalog.find(request.id)
         if existing is not None and mode == "create":

@@ -28,7 +28,7 @@ from lance_namespace.errors import (
 
 # In this order: the first that is found in the text decides.
 _MEANINGS: tuple[tuple[type[LanceNamespaceError], str], ...] = (
-    (UnsupportedOperationError, r"\bnot (yet )?(supported|implemented)\b|NotSupported|NotImplemented|unimplemented"),
+    (UnsupportedOperationError, r"\b[nN]ot (yet )?(supported|implemented)\b|NotSupported|NotImplemented|unimplemented"),
     (TableSchemaValidationError, r"Append with different schema|(?i:schema ?mismatch)|fields did not match"),
     (ConcurrentModificationError, r"(?i:commit ?conflict|concurrent (transaction|modification))|WriteContention"),
     (TableAlreadyExistsError, r"DatasetAlreadyExists|Dataset already exists"),
@@ -41,6 +41,7 @@ _MEANINGS: tuple[tuple[type[LanceNamespaceError], str], ...] = (
     (InvalidInputError, r"Error during planning|Failed to coerce|No field named|Arrow error"),
     (InvalidInputError, r"Failed to read (batch from )?IPC stream"),
     (InvalidInputError, r"C Data interface error|Compute error|File name too long"),
+    (InvalidInputError, r"GeoArrow|\bWkt\(|\bWkb\("),
     (TableNotFoundError, r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory"),
     (ServiceUnavailableError, r"(?i:timed out|connection (refused|reset)|error sending request|slowdown)"),
 )

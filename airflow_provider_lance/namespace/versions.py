@@ -27,11 +27,13 @@ from airflow_provider_lance.namespace.catalog import Catalog, TablePlace, names_
 from airflow_provider_lance.namespace.manifest import (
     MAX_VERSION,
     StagedManifest,
+    base_paths,
     manifest_name,
     missing_files,
     naming_scheme,
     read_manifest,
     referred_files,
+    refuse_foreign_bases,
 )
 from airflow_provider_lance.namespace.tree import check_limit, cut_page
 
@@ -164,10 +166,11 @@ class Versions:
             raise InvalidInputError(
                 f"The staged manifest says it is version {manifest.version}, the request says {request.version}."
             )
-        before = frozenset[str]()
+        before, known_bases = frozenset[str](), frozenset[str]()
         if newest is not None:
             head = self._catalog.open(request.id, version=newest.version, branch=request.branch, place=place)
-            before = referred_files(head)
+            before, known_bases = referred_files(head), base_paths(head)
+        refuse_foreign_bases(manifest.bases - known_bases, place.location)
         missing = missing_files(files, manifest.files - before)
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
