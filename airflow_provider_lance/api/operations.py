@@ -247,7 +247,14 @@ _ROWS = (
     _row("CreateTableBranch", "/v1/table/{id}/branches/create", "Create a branch", taken=23),
     _row("DeleteTableBranch", "/v1/table/{id}/branches/delete", "Delete a branch", missing=22),
     _read("DescribeTransaction", "/v1/transaction/{id}/describe", "Describe a transaction", missing=10, optional=True),
-    _row("AlterTransaction", "/v1/transaction/{id}/alter", "Alter a transaction", missing=10, optional=True),
+    _row(
+        "AlterTransaction",
+        "/v1/transaction/{id}/alter",
+        "Alter a transaction",
+        scope=Scope.JOBS,  # what can be altered is a job's state: the same act as CancelJob
+        missing=10,
+        optional=True,
+    ),
     # Jobs that the spec starts
     _row(
         "AlterTableBackfillColumns",

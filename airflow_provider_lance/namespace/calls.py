@@ -22,6 +22,8 @@ from airflow_provider_lance.api.settings import CONTEXT_PREFIX
 
 _DEEPEST = 60
 _LONGEST_ID = 4096
+_MOST_LISTS = 100_000
+_MOST_VALUES = 1_000_000
 
 
 def read_fields(
@@ -63,6 +65,12 @@ def _json_object(body: bytes) -> dict[str, Any]:
     """A JSON object; nothing at all is an empty one. No NaN, no infinity, no NUL, no lone surrogates, no abyss."""
     if not body.strip():
         return {}
+    # An upper bound, since text may hold these signs too: parsing millions of empty lists takes seconds.
+    lists = body.count(b"[") + body.count(b"{")
+    if lists > _MOST_LISTS or body.count(b",") > _MOST_VALUES:
+        raise InvalidInputError(
+            f"The body is more than this server reads: {_MOST_LISTS} lists and objects, {_MOST_VALUES} values at most."
+        )
     try:
         # Decoded here: json takes half a surrogate pair as bytes, which no database and no answer can hold.
         value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=_finite)
@@ -72,7 +80,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
         raise InvalidInputError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidInputError("The body must be a JSON object.")
-    if b"\\u" in body or b"\x00" in body or body.count(b"[") + body.count(b"{") > _DEEPEST:
+    if b"\\u" in body or b"\x00" in body or lists > _DEEPEST:
         _check_text(value, 0)
     return value
 

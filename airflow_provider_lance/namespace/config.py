@@ -80,8 +80,11 @@ class Environment:
 class Limits:
     """What one server takes on. Sizes in bytes, times in seconds."""
 
+    max_head_bytes: int = 64 << 10
+    head_seconds: float = 10.0
     max_json_bytes: int = 16 << 20
     max_arrow_bytes: int = 1 << 30
+    max_arrow_rows: int = 50_000_000
     threads: int = 32
     max_waiting_requests: int = 1000
     request_seconds: float = 300.0

@@ -35,6 +35,7 @@ from airflow_provider_lance import __version__
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.operations import OPERATIONS, Body, Operation, Scope
 from airflow_provider_lance.namespace.answers import answer_of
+from airflow_provider_lance.namespace.arrow_bodies import check_arrow_body
 from airflow_provider_lance.namespace.calls import read_fields
 from airflow_provider_lance.namespace.config import Limits
 from airflow_provider_lance.namespace.database import RegistryUnavailableError
@@ -51,7 +52,10 @@ log = logging.getLogger(__name__)
 _READINESS_SECONDS = 1.0
 # A driver proves itself by its launch or claim token, inside the body: anybody may send one, so it must be small.
 _BY_TOKEN = frozenset({"claim_job", "report_job"})
-_MOST_BY_TOKEN = 4 << 20
+_MOST_OF_STRANGERS = 256 << 10
+# A larger body is read in a thread: the event loop answers others meanwhile.
+_READ_AT_ONCE = 16 << 10
+_MOST_HEADERS = 256
 # What Lance asks a namespace for while it commits to a table; a driver reads everything else by its location.
 _COMMITTING = frozenset({"describe_table", "list_table_versions", "describe_table_version", "create_table_version"})
 
@@ -167,11 +171,10 @@ class Server:
             raise PermissionDeniedError(f"The API key {principal.name!r} lacks the scope `{scope.value}`.")
         return principal
 
-    async def body(self, request: Request, operation: Operation) -> bytes:
+    async def body(self, request: Request, operation: Operation, stranger: bool) -> bytes:
         """A request's body. Whoever is known may take long to send it, but not pause; others may not take long."""
-        stranger = operation.name in _BY_TOKEN
         limit = self.limits.max_arrow_bytes if operation.body is Body.ARROW else self.limits.max_json_bytes
-        limit = min(limit, _MOST_BY_TOKEN) if stranger else limit
+        limit = min(limit, _MOST_OF_STRANGERS) if stranger else limit
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
             raise HttpProblem(413, f"The body has {announced} bytes; this server takes {limit}.")
@@ -192,11 +195,17 @@ class Server:
 
     async def operate(self, operation: Operation, request: Request) -> Response:
         """One operation of the table."""
-        principal = ANYBODY
+        if len(request.headers) > _MOST_HEADERS:
+            raise HttpProblem(431, f"The request has more than {_MOST_HEADERS} headers.")
+        principal, stranger = ANYBODY, False
         if operation.name not in _BY_TOKEN:
             principal = await self.require(request, operation.scope, operation.name)
-        body = await self.body(request, operation)
-        fields = read_fields(operation, request.path_params, request.query_params, request.headers, body)
+        else:
+            stranger = await self._is_stranger(request)
+        body = await self.body(request, operation, stranger)
+        request_parts = (operation, request.path_params, request.query_params, request.headers, body)
+        small = operation.body is Body.ARROW or len(body) <= _READ_AT_ONCE
+        fields = read_fields(*request_parts) if small else await self.in_thread(read_fields, *request_parts)
         if principal.writes is not None and fields["id"] != list(principal.writes):
             raise PermissionDeniedError(
                 f"The claim on a job lets its driver commit to {join_id(principal.writes)}, not to "
@@ -216,6 +225,8 @@ class Server:
             raise NotImplementedError(f"This namespace has no {operation.id}.")
         if data is not None and not data:
             raise InvalidInputError(f"{operation.name} needs an Arrow IPC stream as its body.")
+        if data is not None:
+            check_arrow_body(data, self.limits.max_arrow_bytes, self.limits.max_arrow_rows)
         try:
             return method(fields) if data is None else method(fields, data)
         except ServiceUnavailableError as error:
@@ -223,6 +234,12 @@ class Server:
                 raise
             # Storage gave up in the middle. A 503 would say that nothing was done, and clients would send it again.
             raise outcome_unknown(str(error)) from error
+
+    async def _is_stranger(self, request: Request) -> bool:
+        """Whether a request of a driver shows neither a key nor its claim in a header. Those we launch show it."""
+        if _key(request) is None:
+            return True
+        return await self.principal(request) is None
 
     def _knows_launch_token(self, fields: dict[str, Any]) -> bool:
         """Whether a claim carries the token we gave to the driver we launched; others need a key to claim."""
@@ -374,9 +391,9 @@ def _request_id(request: Request) -> str:
 
 def _key(request: Request) -> str | None:
     """The key a request carries, in either of the two headers in use."""
-    key = request.headers.get("x-api-key")
+    key = request.headers.get("x-api-key", "").strip()
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if key is None and scheme.lower() == "bearer":
+    if not key and scheme.lower() == "bearer":
         key = token.strip()
     return key or None
 

@@ -75,6 +75,7 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     """Serve until a signal ends it; ``ready`` is called with the server's URL once it answers."""
     import uvicorn
 
+    from airflow_provider_lance.namespace.request_heads import limited_http
     from airflow_provider_lance.namespace.server import create_app, is_loopback
 
     config = ServerConfig.load(options.config)
@@ -121,6 +122,8 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
         server_header=False,
         timeout_graceful_shutdown=10,
         timeout_keep_alive=30,
+        http=limited_http(config.limits),
+        h11_max_incomplete_event_size=config.limits.max_head_bytes,
         ssl_certfile=str(options.certificate) if options.certificate else None,
         ssl_keyfile=str(options.private_key) if options.private_key else None,
     )

@@ -32,6 +32,7 @@ class ServerProcess:
     timings: Timings = field(default_factory=Timings)
     max_drivers: int = 2
     driver_env: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
     keys: Path | None = None
     host: str = "127.0.0.1"
     base_path: str = ""
@@ -52,7 +53,8 @@ class ServerProcess:
         driver = Path(__file__).with_name("fake_driver.py")
         config.write_text(
             f"[clusters.local]\nspark_submit = {json.dumps(str(driver))}\nmax_drivers = {self.max_drivers}\n"
-            f"env = {{ {', '.join(lines)} }}\n"
+            f"env = {{ {', '.join(lines)} }}\n[limits]\n"
+            + "".join(f"{name} = {value}\n" for name, value in self.limits.items())
         )
         options = {
             "root": str(self.directory / "lake"),
