@@ -12,17 +12,29 @@ from typing import Any
 
 from airflow_provider_lance.api.job_words import JobState, JobType, parse_state
 
+_MOST_TRACEBACK = 4000
+_MOST_EXAMPLES = 20
+
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Why a job failed, and whether the same request may succeed later."""
+    """Why a job failed, and whether the same request may succeed later.
+
+    ``traceback`` has the frames of the user's function that raised; ``rows_failed`` and ``failed_rows`` say how many
+    rows failed, with some examples. Where there are none the wire does not carry these fields.
+    """
 
     phase: str
     message: str
     retryable: bool = False
+    traceback: str = ""
+    rows_failed: int = 0
+    failed_rows: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        more = {"traceback": self.traceback, "rows_failed": self.rows_failed, "failed_rows": list(self.failed_rows)}
+        known = {"phase": self.phase, "message": self.message, "retryable": self.retryable}
+        return known | {key: value for key, value in more.items() if value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> JobFailure | None:
@@ -32,7 +44,20 @@ class JobFailure:
             phase=str(data.get("phase") or "unknown"),
             message=str(data.get("message") or "the server gave no message"),
             retryable=bool(data.get("retryable", False)),
+            traceback=str(data.get("traceback") or "")[:_MOST_TRACEBACK],
+            rows_failed=_whole(data.get("rows_failed")),
+            failed_rows=_examples(data.get("failed_rows")),
         )
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _examples(value: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(dict(row) for row in value[:_MOST_EXAMPLES] if isinstance(row, Mapping))
 
 
 @dataclass(frozen=True)

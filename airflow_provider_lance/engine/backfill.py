@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -321,22 +322,57 @@ class _Backfill:
         try:
             answer = future.result()
         except Exception as error:
-            raise JobError("compute", f"Spark gave up on a task: {_last_words(error)}", retryable=True) from error
+            reason = worker_death(error, self._function_name()) or f"Spark gave up on a task: {_last_words(error)}"
+            raise JobError("compute", f"{self._about}: {reason}", retryable=True) from error
         if isinstance(answer, TaskFailure):
-            raise JobError(answer.phase, answer.message, retryable=answer.retryable)
+            raise JobError(
+                answer.phase,
+                f"{self._about}: {answer.message}",
+                retryable=answer.retryable,
+                traceback=answer.traceback,
+            )
         return answer
+
+    @property
+    def _about(self) -> str:
+        """The column as messages begin with it."""
+        return f"{'.'.join(self.context.spec.table_id)}.{self.request.column}"
+
+    def _function_name(self) -> str:
+        envelope = self.rule.envelope
+        return f"the function {envelope.path}" if envelope is not None and envelope.path else "its rule"
 
     def _check_failures(self, publisher: Publisher) -> None:
         """Fail the job as soon as it is known that too many rows fail, and before any commit that has them."""
-        limit = self.request.max_failed_rows
-        if limit is None:
+        limits = self._failure_limits()
+        if not limits:
             return
+        limit, words = min(limits)
         # Running tasks tell of what they compute; finished fragments also of what an earlier attempt had computed.
         running = self.failed_before + self.meter.rows_failed
         finished = self.published.failed + sum(filled.tally.failed for filled in publisher.waiting)
         failed = max(running, finished)
         if failed > limit:
-            raise JobError("compute", f"{failed:,} rows failed, more than max_failed_rows {limit:,}")
+            examples = [*self.published.samples, *(row for filled in publisher.waiting for row in filled.samples)]
+            if not examples and self.meter.example:
+                examples = [{"message": self.meter.example}]
+            first = f"; the first: {describe_failed_row(examples[0])}" if examples else ""
+            raise JobError(
+                "compute",
+                f"{self._about}: {failed:,} rows failed, more than {words}{first}",
+                rows_failed=failed,
+                failed_rows=examples[:_REPORTED_FAILURES],
+            )
+
+    def _failure_limits(self) -> list[tuple[int, str]]:
+        """How many rows may fail, by each limit of the request, and how a message calls it."""
+        rows, share = self.request.max_failed_rows, self.request.max_failed_fraction
+        limits = [] if rows is None else [(rows, f"max_failed_rows {rows:,}")]
+        if share is not None:
+            # Of all live rows, so that a second run, which computes the failed rows only, has the same limit.
+            live = self.scope_rows if self.request.where is not None else self.pinned.count_rows()
+            limits.append((int(share * live), f"max_failed_fraction {share:g} of {live:,} rows"))
+        return limits
 
     # --- beginning and end -------------------------------------------------------------------------------------------
 
@@ -365,6 +401,10 @@ class _Backfill:
             self.reporter.event(f"Continuing: {earlier} fragments were committed by an earlier attempt")
 
     def _finish(self, plan: Plan) -> dict[str, Any]:
+        if self.published.failed:
+            rows = self.published.failed + self.published.assigned
+            first = f"; the first: {describe_failed_row(self.published.samples[0])}" if self.published.samples else ""
+            self.reporter.event(f"{self.published.failed:,} of {rows:,} rows failed and have no value{first}")
         head = self._open()
         self.record.follow(self.table, head, self._open)
         if self.published.version is not None or self.record.version - self.saved_version > 50:
@@ -416,6 +456,24 @@ class _Backfill:
             return None
         context = self.context.spark.sparkContext
         return None if context.master.startswith("local") else context.getConf().get("spark.driver.host")
+
+
+def describe_failed_row(row: dict[str, Any]) -> str:
+    """``row 17: ValueError: …``."""
+    return f"row {row['row_id']}: {row['message']}" if "row_id" in row else str(row["message"])
+
+
+def worker_death(error: Exception, rule: str) -> str | None:
+    """Why a task came to nothing, where the Python worker process ended under it; None for any other reason."""
+    text = str(error)
+    if not any(sign in text for sign in ("Python worker exited unexpectedly", "EOFException", "Connection reset")):
+        return None
+    code = re.search(r"exit(?:ed with)? (?:code|status)[: ]+(-?\d+)", text)
+    ending = f" (exit code {code[1]})" if code else ""
+    return (
+        f"the Python worker process died{ending} while it ran {rule}. It may have run out of memory, called os._exit "
+        "or crashed in native code; the executor's log may say more."
+    )
 
 
 def _last_words(error: Exception) -> str:

@@ -6,7 +6,7 @@ know nothing of claims, heartbeats or command lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,12 +19,28 @@ if TYPE_CHECKING:
 
 
 class JobError(Exception):
-    """A job's failure as its owner reads it: the phase it failed in, a sentence, and whether a retry may help."""
+    """A job's failure as its owner reads it: the phase it failed in, a sentence, and whether a retry may help.
 
-    def __init__(self, phase: str, message: str, *, retryable: bool = False) -> None:
+    ``traceback`` has the frames of the user's function that raised; ``rows_failed`` and ``failed_rows`` say how many
+    rows failed before, with some examples.
+    """
+
+    def __init__(
+        self,
+        phase: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        traceback: str = "",
+        rows_failed: int = 0,
+        failed_rows: Sequence[dict[str, Any]] = (),
+    ) -> None:
         super().__init__(message)
         self.phase = phase
         self.retryable = retryable
+        self.traceback = traceback
+        self.rows_failed = rows_failed
+        self.failed_rows = list(failed_rows)
 
 
 class JobCancelledError(Exception):

@@ -138,6 +138,7 @@ class TaskFailure:
     phase: str
     message: str
     retryable: bool
+    traceback: str = ""
 
 
 def attempt_task(order: Order, works: list[FragmentWork]) -> TaskResult | TaskFailure:
@@ -146,7 +147,7 @@ def attempt_task(order: Order, works: list[FragmentWork]) -> TaskResult | TaskFa
     try:
         return run_task(order, works)
     except JobError as error:
-        return TaskFailure(error.phase, str(error), error.retryable)
+        return TaskFailure(error.phase, str(error), error.retryable, error.traceback)
     except UdfError as error:
         return TaskFailure("load", str(error), retryable=False)
 
@@ -267,6 +268,9 @@ class _FragmentTask:
         self._bytes += chunk.values.nbytes
         self.sender.figures.rows += len(chunk.offsets)
         self.sender.figures.failed += len(chunk.failed)
+        if chunk.failed and not self.sender.figures.example:
+            offset, message = chunk.failed[0]
+            self.sender.figures.example = f"row {offset} of fragment {self.work.fragment_id}: {message}"[:300]
         self.sender.tick()
 
     def _due(self) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_lance.engine.columns import ColumnRule
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.exact import exact_array
-from airflow_provider_lance.engine.udf import ErrorPolicy, load
+from airflow_provider_lance.engine.udf import ErrorPolicy, UdfError, load
+from airflow_provider_lance.engine.user_code import user_traceback
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,11 +105,11 @@ def pace_for(rule: ColumnRule, limit: int | None, seconds: float) -> Pace:
 class RowFailure(JobError):
     """The rule failed on a row and the policy says that this fails the job."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("compute", message)
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__("compute", message, traceback=traceback)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowFailure, (str(self),)
+        return RowFailure, (str(self), self.traceback)
 
 
 class Function:
@@ -116,7 +117,14 @@ class Function:
 
     def __init__(self, rule: ColumnRule, schema: pa.Schema, policy: ErrorPolicy, fragment_id: int, pace: Pace) -> None:
         assert rule.envelope is not None
-        self.function = load(rule.envelope)
+        try:
+            self.function = load(rule.envelope)
+        except UdfError:
+            raise
+        except Exception as error:
+            # Spark would try the same again and call it a lost worker.
+            message = f"the function cannot be set up where Spark's Python workers run: {_describe(error)}"
+            raise JobError("load", message, traceback=user_traceback(error)) from error
         self.call = rule.envelope.call
         self.parts = rule.struct_fields if rule.places else ()
         self.places = rule.places
@@ -180,7 +188,8 @@ class Function:
         except Exception as error:
             if self.policy.on_error == "fail":
                 place = f"rows {offsets[0]} to {offsets[-1]} of fragment {self.fragment_id}"
-                raise RowFailure(f"The function failed on a batch, {place}: {_describe(error)}") from error
+                message = f"the function failed on a batch, {place}: {_describe(error)}"
+                raise RowFailure(message, user_traceback(error)) from error
             if len(offsets) == 1:
                 return Chunk(offsets, self._nulls(1), [(int(offsets[0]), _describe(error))])
         else:
@@ -266,7 +275,7 @@ class Function:
     def _fail(self, offset: int, error: Exception) -> tuple[int, str]:
         if self.policy.on_error == "fail":
             place = f"row {offset} of fragment {self.fragment_id}"
-            raise RowFailure(f"The function failed on {place}: {_describe(error)}") from error
+            raise RowFailure(f"the function failed on {place}: {_describe(error)}", user_traceback(error)) from error
         return offset, _describe(error)
 
 

@@ -163,7 +163,12 @@ def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFa
         return JobState.CANCELLED, error.result, None
     except JobError as error:
         log.error("%s: %s", error.phase, error, exc_info=error.__cause__)
-        return JobState.FAILED, None, JobFailure(error.phase, str(error), error.retryable)
+        if error.traceback:
+            context.reporter.event(f"Where the function failed:\n{error.traceback}")
+        failure = JobFailure(
+            error.phase, str(error), error.retryable, error.traceback, error.rows_failed, tuple(error.failed_rows)
+        )
+        return JobState.FAILED, None, failure
     except Exception as error:
         if _is_refusal(error):
             log.error("The request cannot be executed: %s", error)

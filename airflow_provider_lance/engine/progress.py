@@ -33,10 +33,14 @@ class TaskFigures:
     failed: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    example: str = ""  # the first failed row and why
 
     def add(self, other: TaskFigures) -> None:
         for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
+            if name == "example":
+                self.example = self.example or value
+            else:
+                setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,12 @@ class ProgressMeter:
         """Failed rows so far, including those of tasks that still run."""
         with self._lock:
             return self._finished.failed + sum(figures.failed for figures in self._running.values())
+
+    @property
+    def example(self) -> str:
+        """A failed row and why it failed; empty where none is known."""
+        with self._lock:
+            return next((found.example for found in (self._finished, *self._running.values()) if found.example), "")
 
     def current(self) -> Progress:
         with self._lock:

@@ -57,6 +57,7 @@ class BackfillRequest:
     manifest: str | None = None
     plan: bool = False
     max_failed_rows: int | None = None
+    max_failed_fraction: float | None = None
     on_error: str | None = None
     retries: int | None = None
 
@@ -168,6 +169,8 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
                 raise invalid(f"{name} is {options[name]!r}; it must be a whole number") from None
             if found[name] < 0:
                 raise invalid(f"{name} is {found[name]}; it must be 0 or more")
+    if options.get("max_failed_fraction") is not None:
+        found["max_failed_fraction"] = _fraction("max_failed_fraction", options["max_failed_fraction"])
     if options.get("on_error") is not None:
         try:
             ErrorPolicy.of(str(options["on_error"]))
@@ -175,6 +178,16 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(str(error)) from None
         found["on_error"] = str(options["on_error"])
     return found
+
+
+def _fraction(name: str, value: Any) -> float:
+    try:
+        fraction = float(str(value))
+    except ValueError:
+        raise invalid(f"{name} is {value!r}; it must be a number between 0 and 1") from None
+    if not 0 <= fraction <= 1:
+        raise invalid(f"{name} is {value}; it must be between 0 and 1")
+    return fraction
 
 
 def _count(name: str, value: Any) -> int:

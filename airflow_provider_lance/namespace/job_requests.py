@@ -25,7 +25,7 @@ from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.submission import Jobs, JobSubmission
 
 #: Context entries that steer a job's execution; the others are the jobs service's or nobody's.
-_OPTIONS = ("plan", "max_failed_rows", "on_error", "retries")
+_OPTIONS = ("plan", "max_failed_rows", "max_failed_fraction", "on_error", "retries")
 _ENVELOPE = frozenset({"id", "identity", "context"})
 _TRANSACTION_WORDS = {
     JobState.QUEUED: "Queued",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException
+
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.operators.rendered import given, number, rendered_fields, text, truth, whole_number
@@ -50,7 +52,9 @@ class LanceBackfillColumnOperator(LanceJobOperator):
     :param cluster: where it runs, a name from the server's configuration, or ``external``. (templated)
     :param manifest: the UDF's environment, a name from the server's configuration. (templated)
     :param plan_only: plan and report what would be done; compute and commit nothing.
-    :param max_failed_rows: fail the job once the rule failed for more rows than this.
+    :param max_failed_rows: fail the job once the rule failed for more rows than this. (templated)
+    :param max_failed_fraction: fail the job once the rule failed for more than this share of the rows, between 0 and 1:
+        of all live rows, or with ``where`` of those it selects. (templated)
     """
 
     operation = "alter_table_backfill_columns"
@@ -61,6 +65,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         *REQUEST_FIELDS,
         "plan_only",
         "max_failed_rows",
+        "max_failed_fraction",
     )
 
     def __init__(
@@ -84,6 +89,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         manifest: str | None = None,
         plan_only: bool = False,
         max_failed_rows: int | None = None,
+        max_failed_fraction: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(table_id=table_id, **kwargs)
@@ -104,6 +110,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         self.manifest = manifest
         self.plan_only = plan_only
         self.max_failed_rows = max_failed_rows
+        self.max_failed_fraction = max_failed_fraction
 
     def request(self) -> dict[str, Any]:
         return {"column": self.column, **rendered_fields(self, REQUEST_FIELDS)}
@@ -114,6 +121,10 @@ class LanceBackfillColumnOperator(LanceJobOperator):
             options["plan"] = "true"
         if (most := whole_number("max_failed_rows", self.max_failed_rows)) is not None:
             options["max_failed_rows"] = str(most)
+        if (share := number("max_failed_fraction", self.max_failed_fraction)) is not None:
+            if not 0 <= share <= 1:
+                raise AirflowFailException(f"max_failed_fraction is {share}; it must be between 0 and 1.")
+            options["max_failed_fraction"] = str(share)
         return options
 
     def did_nothing(self, result: dict[str, Any]) -> bool:

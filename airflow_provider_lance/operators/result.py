@@ -92,6 +92,31 @@ def job_rows(result: Mapping[str, Any] | None) -> int | None:
     return next((result[key] for key in ("rows_assigned", "rows_written") if key in result), None) if result else None
 
 
+def warn_of_failed_rows(log: Any, result: Mapping[str, Any] | None) -> None:
+    """Say in the task's log that a job which is DONE left rows without a value, and how to run them again."""
+    failed = (result or {}).get("rows_failed")
+    if not isinstance(failed, int) or not failed or result is None:
+        return
+    rows = failed + int(result.get("rows_assigned") or 0)
+    examples = result.get("failed_rows") or [{}]
+    first = f" The first: row {examples[0]['row_id']}: {examples[0].get('message')}." if "row_id" in examples[0] else ""
+    log.warning(
+        "%s of %s rows failed (%.1f %%) and have no value.%s Run the task again once the cause is gone: it computes "
+        "only rows that failed or are missing. max_failed_rows or max_failed_fraction make such a job fail.",
+        f"{failed:,}",
+        f"{rows:,}",
+        100 * failed / rows,
+        first,
+    )
+
+
+def show_traceback(log: Any, event: Event) -> None:
+    """The lines of the user's own function that raised, where the job's failure has them."""
+    traceback = (event.get("failure") or {}).get("traceback")
+    if traceback:
+        log.error("Where the function failed:\n%s", traceback)
+
+
 def job_failure(event: Event, link: str | None = None) -> BaseException:
     """The exception of an event that is not DONE; one that forbids another try where it could not help."""
     state, failure = event["state"], event.get("failure") or {}

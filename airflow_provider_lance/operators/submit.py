@@ -42,7 +42,15 @@ from airflow_provider_lance.operators.rejoin import (
     rejoin,
     remember,
 )
-from airflow_provider_lance.operators.result import job_failure, job_result, job_rows, settled, wait_for_job
+from airflow_provider_lance.operators.result import (
+    job_failure,
+    job_result,
+    job_rows,
+    settled,
+    show_traceback,
+    wait_for_job,
+    warn_of_failed_rows,
+)
 from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, job_event
 
 if TYPE_CHECKING:
@@ -378,10 +386,12 @@ class LanceJobOperator(LanceBaseOperator):
         if event["state"] == JobState.CANCELLED.value and self._killed:
             # Whoever ended the task decides about its next try, not the job that ended with it.
             raise AirflowException(f"Job {submitted.job_id} was cancelled, because its task was ended.")
+        show_traceback(self.log, event)
         raise job_failure(event, self.hook.resolved.link(submitted.job_id))
 
     def _result(self, context: Context, submitted: Submitted, result: dict[str, Any] | None = None) -> dict[str, Any]:
         conclude(context)
+        warn_of_failed_rows(self.log, result)
         if self.skip_if_unchanged and result is not None and self.did_nothing(result):
             raise AirflowSkipException(f"Job {submitted.job_id} found nothing to do: {result}")
         described = self.describe_result(submitted, JobState.DONE.value, result)

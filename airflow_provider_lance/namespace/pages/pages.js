@@ -49,9 +49,26 @@ function took(job) {
   return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
 }
 
+// Rows without a value because the rule failed on them; a job that has any is not drawn as complete.
+function failedRows(job) {
+  const told = [(job.result || {}).rows_failed, (job.failure || {}).rows_failed, (job.progress || {}).rows_failed];
+  return told.find((rows) => rows) || 0;
+}
+
+function failedShare(job) {
+  const failed = failedRows(job);
+  const assigned = (job.result || {}).rows_assigned || 0;
+  return failed ? failed / Math.max(failed, failed + assigned) : 0;
+}
+
+function failedWords(job) {
+  const share = job.result ? ` (${(100 * failedShare(job)).toFixed(1)} %)` : "";
+  return failedRows(job) ? `${whole.format(failedRows(job))} rows failed${share}` : "";
+}
+
 function fraction(job) {
   const { rows_total, rows_done, fragments_total, fragments_done } = job.progress || {};
-  if (job.job_state === "DONE") return 1;
+  if (job.job_state === "DONE") return 1 - failedShare(job);
   if (rows_total) return Math.min(1, rows_done / rows_total);
   return fragments_total ? Math.min(1, fragments_done / fragments_total) : 0;
 }
@@ -59,7 +76,7 @@ function fraction(job) {
 function bar(target, job) {
   if (job.job_state === "RUNNING" && fraction(job) === 0) target.removeAttribute("value"); // moving, length unknown
   else target.value = fraction(job);
-  target.className = job.job_state;
+  target.className = failedRows(job) ? `${job.job_state} incomplete` : job.job_state;
 }
 
 let older = [];
@@ -95,10 +112,16 @@ function jobRow(job) {
   bar(progress, job);
   row.append(make("td"));
   row.lastChild.append(progress);
+  if (failedRows(job)) row.lastChild.append(make("div", failedWords(job), "incomplete"));
   row.append(make("td", job.progress.rows_per_second ? short.format(job.progress.rows_per_second) : "", "number"));
   row.append(make("td", when(job.creation_ms)));
   row.append(make("td", took(job), "number"));
   return row;
+}
+
+function firstFailed(job) {
+  const [first] = (job.result || job.failure || {}).failed_rows || [];
+  return first && (first.row_id === undefined ? first.message : `row ${first.row_id}: ${first.message}`);
 }
 
 async function drawJob() {
@@ -124,7 +147,7 @@ async function drawJob() {
     ["submitted", when(job.creation_ms)], ["took", took(job)],
     ["rows", done.rows_total ? `${whole.format(done.rows_done)} of ${whole.format(done.rows_total)}` : done.rows_done && whole.format(done.rows_done)],
     ["fragments", done.fragments_total && `${whole.format(done.fragments_done)} of ${whole.format(done.fragments_total)}`],
-    ["failed rows", done.rows_failed && whole.format(done.rows_failed)],
+    ["failed rows", failedWords(job)], ["first failed row", firstFailed(job)],
   ];
   const pairs = facts.filter(([, value]) => value !== undefined && value !== null && value !== 0 && value !== "");
   element("facts").replaceChildren(...pairs.flatMap(([name, value]) => [make("dt", name), make("dd", String(value))]));
