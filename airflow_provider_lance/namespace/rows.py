@@ -69,18 +69,18 @@ class Rows:
     def update_table(self, request: Any) -> Any:
         request.predicate = self._filter(request, request.predicate)
         request.updates = [[path, self._value(request, text)] for path, text in request.updates]
-        dataset = self._branch(request)
-        if dataset is None:
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        if has_current_indices(dataset) and not names_branch(request.branch):
             return self._catalog.call("update_table", request)
         for path, _ in request.updates:
             find_field(dataset.schema, path)
-        changed = dataset.update(dict(request.updates), where=request.predicate)
+        changed = dataset.update(dict(request.updates), where=decided_by_values(dataset, request.predicate))
         return model("UpdateTableResponse")(version=dataset.version, updated_rows=changed["num_rows_updated"])
 
     def delete_from_table(self, request: Any) -> Any:
         request.predicate = self._filter(request, request.predicate)
         dataset = self._catalog.open(request.id, branch=request.branch)
-        done = dataset.delete(request.predicate)
+        done = dataset.delete(decided_by_values(dataset, request.predicate))
         return model("DeleteFromTableResponse")(version=dataset.version, num_deleted_rows=done["num_deleted_rows"])
 
     def merge_insert_into_table(self, request: Any, data: bytes) -> Any:
@@ -89,10 +89,11 @@ class Rows:
                 # Lance plans it over the two sides of the merge.
                 setattr(request, name, one_expression(getattr(request, name), name).text)
         reader = read_stream(data)
-        dataset = self._branch(request)
-        if dataset is None:
+        dataset = self._catalog.open(request.id, branch=request.branch)
+        current = has_current_indices(dataset)
+        if current and not names_branch(request.branch):
             return self._catalog.call("merge_insert_into_table", request, data)
-        merge = dataset.merge_insert(request.on)
+        merge = dataset.merge_insert(request.on).use_index(current)
         if request.when_matched_update_all:
             merge = merge.when_matched_update_all(request.when_matched_update_all_filt)
         if request.when_not_matched_insert_all:
@@ -149,6 +150,29 @@ class Rows:
         if not names_branch(request.branch):
             return None
         return self._catalog.open(request.id, branch=request.branch, version=version)
+
+
+def has_current_indices(dataset: lance.LanceDataset) -> bool:
+    """Whether every scalar index of a table has only entries of values that are there.
+
+    After a column's values were replaced in place, a segment of its index keeps the old entries. Lance leaves them out
+    until another segment covers the same rows: then they count again. An inverted index carries them along when its
+    segments are merged. An index of one segment of any other kind is right.
+    """
+    indices = dataset.list_indices()
+    names = {index["name"] for index in indices}
+    return len(names) == len(indices) and not any(index["type"] == "Inverted" for index in indices)
+
+
+def decided_by_values(dataset: lance.LanceDataset, predicate: str | None) -> str | None:
+    """A predicate, one expression, that selects the same rows by their values where an index may be out of date.
+
+    pylance's ``delete`` and ``update`` cannot be told to leave indices alone. Lance asks no index about an argument of
+    ``nullif``, which keeps true and turns false into null: neither false nor null selects a row.
+    """
+    if not predicate or has_current_indices(dataset):
+        return predicate
+    return f"nullif(({predicate}), false)"
 
 
 def vector_column(dataset: lance.LanceDataset, dimension: int) -> str:
