@@ -55,7 +55,8 @@ def main() -> None:
     began = time.monotonic()
     with Local(FOLDER) as local:
         with console.status("Starting the namespace and Airflow's database …"):
-            local.start_namespace()
+            url = local.start_namespace()
+            local.environment["AIRFLOW_CONN_LANCE_DEFAULT"] = json.dumps({"conn_type": "lance", "host": url})
             local.prepare_airflow()
         console.print(f"Namespace at {local.namespace_url}, Airflow home in {local.airflow_home.relative_to(HERE)}")
         run = local.start(

@@ -41,6 +41,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def remembered_port(folder: Path, name: str, preferred: int) -> int:
+    """The port that ``name`` had last time in this folder, else the preferred one, else any that is free."""
+    file = folder / "ports.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    candidates = [port for port in (known.get(name), preferred) if port and is_free(port)]
+    known[name] = candidates[0] if candidates else free_port()
+    file.write_text(json.dumps(known))
+    return int(known[name])
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections linger
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class Local:
     """Child processes of one folder; leaving the context ends all of them and everything they started."""
 
@@ -94,18 +114,16 @@ class Local:
         """Start ``airflow-lance serve`` over ``tables/`` and wait until it is ready."""
         tables = self.folder / "tables"
         tables.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "namespace.log"
+        earlier = log.stat().st_size if log.exists() else 0  # with the address of an earlier run
         child = self.start(
             "namespace", [self.bin("airflow-lance"), "serve", "--root", str(tables), "--port", str(port)]
         )
-        log = self.folder / "namespace.log"
         until = time.monotonic() + 90
         while time.monotonic() < until and child.poll() is None:
-            found = re.search(r"^ready (http://\S+)$", log.read_text(), re.MULTILINE)
+            found = re.search(r"^ready (http://\S+)$", log.read_bytes()[earlier:].decode(), re.MULTILINE)
             if found:
                 self.namespace_url = found[1].rstrip("/")
-                self.environment["AIRFLOW_CONN_LANCE_DEFAULT"] = json.dumps(
-                    {"conn_type": "lance", "host": self.namespace_url}
-                )
                 return self.namespace_url
             time.sleep(0.1)
         fail(f"The namespace server did not start:\n{log.read_text()[-2000:]}")
@@ -113,7 +131,7 @@ class Local:
     def prepare_airflow(self) -> None:
         """Create Airflow's database."""
         child = self.start("airflow-db", [self.bin("airflow"), "db", "migrate"])
-        if child.wait(180):
+        if child.wait(600):
             fail(f"Airflow's database could not be made:\n{(self.folder / 'airflow-db.log').read_text()[-2000:]}")
 
     def __enter__(self) -> Local:

@@ -1,13 +1,15 @@
-"""``make ui``: the embedded namespace and ``airflow standalone`` with our DAGs, connections and demo data in place.
+"""``make ui``: the embedded namespace and a whole Airflow with our DAGs, connections and demo data in place.
 
-Prints both addresses; one Ctrl-C stops every process it started. Data stays in ``.ui/`` (or ``$LANCE_UI_FOLDER``) for
-the next time.
+Prints both addresses; one Ctrl-C stops every process it started. Data and ports stay in ``.ui/`` (or
+``$LANCE_UI_FOLDER``) for the next time. Everything listens on this machine only.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
 import time
 import urllib.error
@@ -18,12 +20,18 @@ from typing import Any
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
-from local import HERE, Local, fail, free_port, stop_on_signals
+from local import HERE, Local, fail, remembered_port, stop_on_signals
 
 from airflow_provider_lance.api.client import LanceClient
 
 FOLDER = Path(os.environ.get("LANCE_UI_FOLDER") or HERE / ".ui")
 LONG_ARTICLES = "SELECT id, upper(text) AS shout, text_length FROM articles WHERE text_length > 50"
+COMPONENTS = {
+    "scheduler": ["--skip-serve-logs"],
+    "dag-processor": [],
+    "triggerer": ["--skip-serve-logs"],
+    "api-server": [],
+}
 console = Console()
 
 
@@ -32,49 +40,81 @@ def main() -> None:
     stop_on_signals()
     with Local(FOLDER) as local:
         with console.status("Starting the namespace …"):
-            local.start_namespace()
-            seed(local)
+            local.start_namespace(remembered_port(FOLDER, "namespace", 2333))
+            seed(local.namespace_url)
         url = start_airflow(local)
-        console.print(f"\n  Airflow     [link={url}]{url}[/link]   (no login: you are admin)")
+        console.print(f"\n  Airflow     [link={url}]{url}[/link]   (no login: you are admin; this machine only)")
         jobs = f"{local.namespace_url}/ui"
         console.print(f"  Lance jobs  [link={jobs}]{jobs}[/link]")
         console.print(
-            "\nTrigger [bold]lance_backfill[/bold] or [bold]lance_quickstart[/bold] there. Ctrl-C stops it all."
+            "\nTrigger any DAG there; [bold]lance_embed[/bold] and [bold]lance_backfill[/bold] are good first ones. "
+            "The connection [bold]lance_default[/bold] is under Admin → Connections. Ctrl-C stops it all."
         )
-        while all(child.poll() is None for child in local.children[-1:]):
+        while all(child.poll() is None for child in local.children[-len(COMPONENTS) :]):
             time.sleep(0.5)
-        fail(f"Airflow ended by itself:\n{(FOLDER / 'airflow.log').read_text()[-2000:]}")
+        ended = next(name for name, child in running(local) if child.poll() is not None)
+        fail(f"Airflow's {ended} ended by itself:\n{log_end(ended)}")
 
 
 def start_airflow(local: Local) -> str:
-    port = free_port()
-    url = f"http://localhost:{port}"
-    settings = {
-        "AIRFLOW__API__PORT": str(port),
+    """Start Airflow's components and wait for its API; every port is on loopback, because nobody has to log in.
+
+    Not ``airflow standalone``: its scheduler and triggerer serve logs on all addresses.
+    """
+    url = f"http://127.0.0.1:{remembered_port(FOLDER, 'airflow', 8080)}"
+    local.environment |= {
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": url.rpartition(":")[2],
         "AIRFLOW__API__BASE_URL": url,
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
-        "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
-        "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
         "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True",
-        "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[*]"}',
     }
-    child = local.start("airflow", [local.bin("airflow"), "standalone"], **settings)
     with console.status("Starting Airflow (half a minute) …"):
-        until = time.monotonic() + 180
-        while time.monotonic() < until and child.poll() is None:
+        local.prepare_airflow()
+        add_connections(local)
+        for name, arguments in COMPONENTS.items():
+            local.start(name, [local.bin("airflow"), name, *arguments])
+        until = time.monotonic() + 600
+        while time.monotonic() < until and all(child.poll() is None for _, child in running(local)):
             try:
                 with urllib.request.urlopen(f"{url}/api/v2/monitor/health", timeout=2) as answer:
                     if answer.status == 200:
                         return url
             except (urllib.error.URLError, OSError):
                 time.sleep(0.5)
-    fail(f"Airflow did not start:\n{(FOLDER / 'airflow.log').read_text()[-2000:]}")
+    fail(f"Airflow did not start:\n{log_end('api-server')}")
 
 
-def seed(local: Local) -> None:
+def running(local: Local) -> list[tuple[str, subprocess.Popen[bytes]]]:
+    """Airflow's components, the last that were started."""
+    return list(zip(COMPONENTS, local.children[-len(COMPONENTS) :], strict=True))
+
+
+def log_end(name: str) -> str:
+    return (FOLDER / f"{name}.log").read_text()[-2000:]
+
+
+def add_connections(local: Local) -> None:
+    """Connections in Airflow's database: unlike variables of the environment they can be seen and tested in the UI."""
+    host, _, port = local.namespace_url.removeprefix("http://").partition(":")
+    file = FOLDER / "connections.json"
+    file.write_text(
+        json.dumps(
+            {
+                "lance_default": {"conn_type": "lance", "host": host, "port": int(port), "schema": "http"},
+                "spark_default": {"conn_type": "spark", "host": "local[*]"},
+            }
+        )
+    )
+    command = [local.bin("airflow"), "connections", "import", "--overwrite", str(file)]
+    if local.start("connections", command).wait(600):
+        fail(f"Airflow's connections could not be made:\n{log_end('connections')}")
+
+
+def seed(url: str) -> None:
     """A table worth looking at, with a column that waits to be filled, and a view that waits for its first refresh."""
-    with LanceClient(local.namespace_url) as client:
+    with LanceClient(url) as client:
         there = client.list_tables({"id": []}).tables
         if "articles" not in there:
             rows = int(os.environ.get("ROWS", "100000"))

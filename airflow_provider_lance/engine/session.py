@@ -39,7 +39,19 @@ TUNED = {
 }
 # What a Python worker imports of this package.
 _SHIPPED = ("api", "definitions", "engine")
+LOCAL_IP = "SPARK_LOCAL_IP"
 DEFAULT_MASTER = "local[*,4]"  # plain local[*] never retries a task
+
+
+def loopback_environment(master: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variable that keeps the web UI and the ports of a local driver on this machine; empty for clusters.
+
+    Spark's UI listens on all addresses otherwise, and asks nobody for a password. A deployment's own value wins.
+    """
+    given = os.environ if environ is None else environ
+    if not master.startswith("local") or given.get(LOCAL_IP):
+        return {}
+    return {LOCAL_IP: "127.0.0.1"}
 
 
 def session_factory(
@@ -80,10 +92,17 @@ def make_session(
             builder = builder.config("spark.driver.extraJavaOptions", options)
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
-    if (master or given.get("spark.master", DEFAULT_MASTER) or "").startswith("local"):
+    chosen = master or given.get("spark.master", DEFAULT_MASTER) or ""
+    if chosen.startswith("local"):
         # Otherwise workers are whatever python3 comes first on the PATH, without pylance.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = builder.getOrCreate()
+    loopback = loopback_environment(chosen)
+    os.environ.update(loopback)
+    try:
+        session = builder.getOrCreate()
+    finally:
+        for variable in loopback:  # it is for this JVM alone
+            os.environ.pop(variable, None)
     if session.sparkContext.uiWebUrl:
         # Spark itself tells only the port; Airflow makes a button of this line.
         log.info("Spark UI: %s", session.sparkContext.uiWebUrl)

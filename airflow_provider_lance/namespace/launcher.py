@@ -17,7 +17,7 @@ from pathlib import Path
 
 from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.engine.java import JavaNotFoundError
-from airflow_provider_lance.engine.session import TUNED
+from airflow_provider_lance.engine.session import TUNED, loopback_environment
 from airflow_provider_lance.engine.submit import submit_command, submit_environment
 from airflow_provider_lance.namespace.config import Cluster, Environment, ServerConfig
 from airflow_provider_lance.namespace.executions import Launch, claim_token_of
@@ -170,7 +170,7 @@ class Launcher:
         # A driver run from a source tree finds this very package, not another installed one.
         paths = [str(_PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
         variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        return variables | submit_environment(environ=variables)
+        return variables | submit_environment(environ=variables) | loopback_environment(cluster.master, variables)
 
 
 def _properties(conf: Mapping[str, str]) -> str:

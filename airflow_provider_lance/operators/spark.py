@@ -356,11 +356,13 @@ def _link_pusher(context: Context) -> Callable[[str], None]:
 def _environment(spark: SparkSubmitHook) -> dict[str, str]:
     """For ``spark-submit`` on this machine: Java and Spark where there are none, and for a driver this very Python."""
     from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
+    from airflow_provider_lance.engine.session import loopback_environment
 
     binary = spark._connection["spark_binary"] or "spark-submit"
     found: dict[str, str] = {}
     with contextlib.suppress(JavaNotFoundError):
         found |= java_environment()
+    found |= loopback_environment(spark._connection["master"] or "")
     beside = str(Path(sys.executable).parent)
     if not shutil.which(binary) and shutil.which(binary, path=beside):
         found["PATH"] = os.pathsep.join([beside, found.get("PATH") or os.environ.get("PATH", "")])
