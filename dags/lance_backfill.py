@@ -74,6 +74,7 @@ with DAG(
         cluster=checked["cluster"],
         plan_only=checked["plan_only"],
         deferrable=True,
+        retries=1,
     )
 
     @task

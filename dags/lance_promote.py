@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param
 
-from airflow_provider_lance.assets.lance import create_asset
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.check import LanceTableCheckOperator
 from airflow_provider_lance.operators.tag import LanceDeleteTagOperator, LanceUpdateTagOperator
@@ -51,7 +50,6 @@ with DAG(
         tag="production",
         version="candidate",
         create_if_missing=True,
-        outlets=[create_asset(authority="demo", table_id=["articles"])],
     )
     roll_back = LanceDeleteTagOperator(
         task_id="roll_back", table_id=TABLE, tag="candidate", if_missing="skip", trigger_rule="one_failed"

@@ -2,6 +2,9 @@
 
 A watcher in the triggerer looks at the table ``articles``; each new version becomes an asset event, and the event runs
 this DAG. Writers need not know of it: a Spark job, a notebook or LanceDB may have made the version.
+
+Define an asset with its watcher in one file only: Airflow removes the watcher whenever it parses another file that
+names the same asset without it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,6 @@ with DAG(
         return [(event.extra or {}).get("payload", event.extra or {}) for event in events]
 
     refresh = LanceRefreshMaterializedViewOperator(
-        task_id="refresh", table_id=VIEW, skip_if_unchanged=True, deferrable=True, outlets=[long_articles]
+        task_id="refresh", table_id=VIEW, skip_if_unchanged=True, deferrable=True, retries=1, outlets=[long_articles]
     )
     what_changed() >> refresh
