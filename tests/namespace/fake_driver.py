@@ -29,7 +29,7 @@ def main() -> int:
     if claim is None:
         return 3
     trace(f"claim {job_id} {attempt}")
-    how = {"rows": 1000, "seconds": 0.2, "end": "DONE"} | (claim["spec"]["request"].get("fake") or {})
+    how = {"rows": 1000, "failed": 0, "seconds": 0.2, "end": "DONE"} | (claim["spec"]["request"].get("fake") or {})
     report = {"job_id": job_id, "claim_token": claim["claim_token"], "seq": 0}
     start, steps = time.monotonic(), 0
     while (spent := time.monotonic() - start) < how["seconds"] or how["end"] in {"hang", "deaf"}:
@@ -55,7 +55,9 @@ def main() -> int:
     if how["end"] == "FAILED":
         failure = {"phase": "compute", "message": "division by zero", "retryable": False}
         return finish(url, report, job_id, attempt, {"state": "FAILED", "failure": failure})
-    result = {"rows_assigned": how["rows"], "rows_failed": 0, "rows_remaining": 0, "source_version": 1}
+    result = {"rows_assigned": how["rows"], "rows_failed": how["failed"], "rows_remaining": 0, "source_version": 1}
+    if how["failed"]:
+        result["failed_rows"] = [{"row_id": 7, "message": "ValueError: no 7 here"}]
     return finish(url, report, job_id, attempt, {"state": "DONE", "result": result | {"published_version": 2}})
 
 

@@ -98,6 +98,17 @@ class TestInChromium:
         assert "fake driver of" in page
         assert colours(screenshot(f"{server.url}/ui/jobs/{job_id}", tmp_path)) > 5
 
+    def test_failed_rows_are_shown_and_the_bar_is_not_full(self, server: ServerProcess, tmp_path: Path) -> None:
+        assert server.registry is not None
+        with jobs_of(server.registry, server.directory) as jobs:
+            job_id = jobs.submit(submission("holes", fake={"rows": 900, "failed": 100, "seconds": 0.1}))
+        wait_until(lambda: data(server, job_id)["job"]["job_state"] == "DONE")
+        for page in (dump(f"{server.url}/ui", tmp_path), dump(f"{server.url}/ui/jobs/{job_id}", tmp_path)):
+            assert "100 rows failed (10.0 %)" in page
+            assert 'value="0.9"' in page
+            assert 'class="DONE incomplete"' in page
+        assert "row 7: ValueError: no 7 here" in dump(f"{server.url}/ui/jobs/{job_id}", tmp_path)
+
     def test_the_bar_moves_and_the_button_cancels(self, server: ServerProcess) -> None:
         from playwright.sync_api import expect, sync_playwright
 
