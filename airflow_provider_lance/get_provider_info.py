@@ -113,5 +113,6 @@ def _connection_fields() -> dict[str, Any]:
         "proxy": text("Proxy", "URL of an HTTP proxy.", format="password"),
         "impl": text("Implementation", "rest, or another lance_namespace implementation such as dir. Default: rest."),
         "properties": json_object("Properties", "Of an implementation other than rest, such as its root."),
-        "job_url": text("Job page", "URL with {job_id}, linked from tasks. Default: the embedded server's page."),
+        "job_url": text("Job page", "URL with {job_id}, linked from tasks. Default: what the server itself names."),
+        "asset_authority": text("Asset authority", "What lance:// assets call this namespace, for OpenLineage."),
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,6 @@ _BY_STATUS = {
     504: UNAVAILABLE,
 }
 _NOT_SUPPORTED = r"(?i)\b(not (yet )?(supported|implemented)|unsupported|unimplemented)\b"
-_ADVICE = {
-    UNAUTHENTICATED: "Check the connection's credentials.",
-    FORBIDDEN: "The credentials are known, but may not do this.",
-}
 _MISSING = frozenset({1, 4, 6, 8, 10, 11, 12, 22})
 _MOST_TEXT = 2000
 _PHRASES = frozenset(status.phrase for status in HTTPStatus)
@@ -86,11 +83,12 @@ _ROUTERS_WORDS = {"", "not found", "page not found", "error not found", "http no
 class WireError(Exception):
     """A request that failed, in words for the person who reads the log.
 
-    ``code`` is the Lance error code (``None`` where the server used one we do not know), ``status`` the HTTP
-    status (``None`` when no answer came), ``lance_body`` whether the answer was a Lance error body at all,
-    ``retry_after`` the seconds after which the server wants to be asked again, if it said so. ``differing_fields``
-    belongs to a submit that another job is in the way of: the fields in which the two requests differ, empty where they
-    are equal, ``None`` where the server did not compare them.
+    The text is one line that begins with the operation. ``reason`` says only what is wrong, ``detail`` the rest (the
+    operation, the status, ids), for a log that shows the reason first. ``code`` is the Lance error code (``None`` where
+    the server used one we do not know), ``status`` the HTTP status (``None`` when no answer came), ``lance_body``
+    whether the answer was a Lance error body at all, ``retry_after`` the seconds after which the server wants to be
+    asked again, if it said so. ``differing_fields`` belongs to a submit that another job is in the way of: the fields
+    in which the two requests differ, empty where they are equal, ``None`` where the server did not compare them.
     """
 
     def __init__(
@@ -107,8 +105,12 @@ class WireError(Exception):
         unknown_outcome: bool = False,
         retry_after: float | None = None,
         differing_fields: tuple[str, ...] | None = None,
+        reason: str = "",
+        detail: str = "",
     ) -> None:
         super().__init__(message)
+        self.reason = reason or message
+        self.detail = detail
         self.code = code
         self.status = status
         self.operation = operation
@@ -119,6 +121,11 @@ class WireError(Exception):
         self.unknown_outcome = unknown_outcome
         self.retry_after = retry_after
         self.differing_fields = differing_fields
+
+    def reword(self, change: Callable[[str], str]) -> None:
+        """Change the texts, each by itself."""
+        self.args = (change(str(self)),)
+        self.reason, self.detail = change(self.reason), change(self.detail)
 
     @property
     def transient(self) -> bool:
@@ -143,8 +150,10 @@ class WireError(Exception):
         return self.code == CONFLICT
 
 
-def read_answer_error(operation: Operation, target: str, response: httpx.Response) -> WireError:
-    """Read a failed answer, whatever its body."""
+def read_answer_error(
+    operation: Operation, target: str, response: httpx.Response, advice: Mapping[int, str] | None = None
+) -> WireError:
+    """Read a failed answer, whatever its body. ``advice``: what to do about a Lance error code."""
     status = response.status_code
     body = _json_object(response)
     own_code, said, instance, lance_body = _read_body(body)
@@ -172,13 +181,21 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
         said = f"the server redirects to {response.headers.get('location', 'nowhere')}: check the address and base path"
     if route_missing:
         said = "the server has no such route" + (f" ({said})" if said and not bare else "")
-    message = f"{operation.name} {target} failed with HTTP {status} ({name}): {said or 'the server gave no reason'}"
-    labels = (("instance", instance), ("request id", request_id if request_id != instance else None))
-    trace = ", ".join(f"{label} {value}" for label, value in labels if value)
+    said = said or "the server gave no reason"
+    message = f"{operation.name} {target} failed with HTTP {status} ({name}): {said}"
+    # An id that the sentence has already is not repeated.
+    ids = (("instance", instance), ("request id", request_id if request_id != instance else None))
+    trace = ", ".join(f"{label} {value}" for label, value in ids if value and value not in said)
     if trace:
         message += f" [{trace}]"
-    if code in _ADVICE:
-        message += f" {_ADVICE[code]}"
+    about = target.strip("'")
+    named = not operation.takes_id or re.search(rf"(?<!\w){re.escape(about)}(?!\w)", said)
+    reason = said if named else f"{about}: {said}"
+    todo = (advice or {}).get(code) if code is not None else None
+    if todo:
+        message += f" {todo}" if message.endswith((".", "]")) else f". {todo}"
+        # Who is refused wants to know which credentials; the server's own words come after that.
+        reason = f"{todo} The server says: {said}" if code == UNAUTHENTICATED else f"{said.rstrip('.')}. {todo}"
     return WireError(
         message,
         code=code,
@@ -189,6 +206,8 @@ def read_answer_error(operation: Operation, target: str, response: httpx.Respons
         lance_body=lance_body,
         route_missing=route_missing,
         differing_fields=_differing_fields(body),
+        reason=reason,
+        detail=f"{operation.name} {target}: HTTP {status}, {name}" + (f", {trace}" if trace else ""),
     )
 
 
@@ -231,6 +250,8 @@ def no_answer_error(operation: Operation, target: str, url: str, error: Exceptio
         code=UNAVAILABLE,
         operation=operation.name,
         unknown_outcome=sent,
+        reason=f"No answer: {reason}. {advice}",
+        detail=f"{operation.name} {target} at {url}",
     )
 
 

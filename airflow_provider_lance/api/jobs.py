@@ -74,6 +74,7 @@ class Job:
     failure: JobFailure | None = None
     progress: Progress | None = None
     cancelling: bool = False
+    page: str | None = None  # below the server's own address, where it has one for its jobs
 
     @classmethod
     def from_wire(cls, body: Mapping[str, Any], job_id: str | None = None) -> Job:
@@ -92,6 +93,7 @@ class Job:
             failure=JobFailure.from_dict(body.get("failure")),
             progress=Progress.from_dict(progress) if isinstance(progress, Mapping) else None,
             cancelling=bool(body.get("cancel_requested")),
+            page=page if isinstance(page := body.get("page"), str) else None,
         )
 
 

@@ -74,6 +74,11 @@ class Operation:
     def takes_id(self) -> bool:
         return "{id}" in self.path
 
+    @property
+    def about_jobs(self) -> bool:
+        """Whether it starts a job, follows one, or is about what only jobs fill."""
+        return self.submits_job or self.path.startswith(("/v1/jobs/", "/v1/materialized_view/"))
+
 
 _PAGE = ("page_token", "limit")
 _LIST = (*_PAGE, "include_declared")

@@ -99,7 +99,9 @@ class Protocol:
             if response is not None:
                 if response.status_code in operation.statuses:
                     return self._read(operation, fields, response)
-                failure = errors.read_answer_error(operation, self._target(operation, fields), response)
+                failure = errors.read_answer_error(
+                    operation, self._target(operation, fields), response, settings.advice
+                )
                 code = errors.own_lance_code(response)
                 again = failure.code != errors.UNSUPPORTED and may_retry_answer(
                     response.status_code, response.headers, code, replayable=operation.replayable
@@ -127,8 +129,10 @@ class Protocol:
                     request = self.build(operation, fields, body)
                     continue
             if attempt > 1:
-                failure.args = (f"{failure} Gave up after {attempt} tries in {policy.clock() - started:.1f} s.",)
-            failure.args = (settings.redact(str(failure)),)
+                gave_up = f" Gave up after {attempt} tries in {policy.clock() - started:.1f} s."
+                failure.args = (f"{failure}{gave_up}",)
+                failure.detail = f"{failure.detail}.{gave_up}".lstrip(". ")
+            failure.reword(settings.redact)
             raise failure
 
     def create_empty_table(self, fields: Mapping[str, Any]) -> Flow:
@@ -216,8 +220,23 @@ class Protocol:
                 raise
         else:
             return {**reply.value, "job_id": reply.value.get("job_id") or job_id}
-        reply = yield from self.call(OPERATIONS["describe_transaction"], {"id": job_id})
-        return {**reply.value, "job_id": job_id}
+        try:
+            reply = yield from self.call(OPERATIONS["describe_transaction"], {"id": job_id})
+        except WireError as error:
+            if error.code not in {errors.UNSUPPORTED, errors.INVALID_INPUT}:
+                raise
+            none = error  # pylance's server has transactions of tables, and takes the id for a malformed one
+        else:
+            return {**reply.value, "job_id": job_id}
+        reason = f"The server at {self.settings.base_url} has no jobs."
+        raise WireError(
+            f"{reason} {none}",
+            code=errors.UNSUPPORTED,
+            status=none.status,
+            operation="describe_job",
+            reason=reason,
+            detail=none.detail,
+        )
 
     def describe_jobs(self, job_ids: Sequence[str]) -> Flow:
         """Many jobs at once: ``{job_id: description}``, unknown ids absent.

@@ -22,6 +22,7 @@ from pydantic import SecretStr
 
 from airflow_provider_lance import __version__
 from airflow_provider_lance.api.auth import ApiKeyAuth, BearerAuth, ClientCredentialsAuth
+from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER
 from airflow_provider_lance.api.retry import RetryPolicy
 
@@ -55,6 +56,8 @@ class Settings:
     client_private_key: str | None = None
     proxy: SecretStr | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    #: Where a person sets the secret, for messages: ``the password of connection 'lance_default'``.
+    credentials_place: str = "`auth` and `secret`"
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -96,6 +99,7 @@ class Settings:
         password: str | None = None,
         extra: Mapping[str, Any] | None = None,
         retry: RetryPolicy | None = None,
+        credentials_place: str = "the connection's password",
     ) -> Settings:
         """From the parts of an Airflow connection; a whole URL as ``host`` wins over port and schema."""
         extra = {key: value for key, value in (extra or {}).items() if value not in (None, "")}
@@ -123,6 +127,7 @@ class Settings:
             client_private_key=extra.get("client_private_key"),
             proxy=SecretStr(str(proxy)) if proxy else None,
             retry=retry or RetryPolicy(),
+            credentials_place=credentials_place,
         )
 
     @cached_property
@@ -142,6 +147,19 @@ class Settings:
     def auth_kind(self) -> str:
         """In words, for a message: ``API key``, ``bearer token``, ``OAuth2 client credentials``, ``no credentials``."""
         return getattr(self.httpx_auth, "kind", "no credentials")
+
+    @property
+    def advice(self) -> dict[int, str]:
+        """What to do about refused credentials, by Lance error code."""
+        if self.httpx_auth is None:
+            return {
+                UNAUTHENTICATED: f"No credentials were sent: set {self.credentials_place}.",
+                FORBIDDEN: f"No credentials were sent: set {self.credentials_place}.",
+            }
+        return {
+            UNAUTHENTICATED: f"The {self.auth_kind} was refused: check {self.credentials_place}.",
+            FORBIDDEN: f"The {self.auth_kind} is known, but may not do this: check {self.credentials_place}.",
+        }
 
     @cached_property
     def headers(self) -> dict[str, str]:
@@ -193,6 +211,7 @@ class Settings:
             self.connect_timeout,
             self.timeout,
             self._proxy_url,
+            self.credentials_place,
         ]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

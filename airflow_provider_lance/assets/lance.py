@@ -31,7 +31,12 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
     parts = _parts(uri.path)
     if not parts:
         raise ValueError(f"The Lance asset lance://{authority} names no table: lance://{authority}/<table>.")
-    return SplitResult(SCHEME, authority, "/" + "/".join(quote(part, safe="") for part in parts), "", "")
+    return SplitResult(SCHEME, authority, "/" + asset_path(parts), "", "")
+
+
+def asset_path(table_id: Sequence[str]) -> str:
+    """A table's identifier as a path: each part is encoded, so that ``["a/b"]`` and ``["a", "b"]`` stay two tables."""
+    return "/".join(quote(part, safe="") for part in table_id)
 
 
 def create_asset(
@@ -52,7 +57,7 @@ def create_asset(
     :param extra: the asset's own extra.
     :param kwargs: further arguments of ``Asset``, such as ``watchers`` and ``group``.
     """
-    path = "/".join(quote(part, safe="") for part in parse_id(table_id, delimiter))
+    path = asset_path(parse_id(table_id, delimiter))
     uri = sanitize_uri(urlsplit(f"{SCHEME}://{authority}/{path}")).geturl()
     return Asset(name=uri, uri=uri, extra=extra or {}, **kwargs)
 
@@ -87,7 +92,7 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset 
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
     named = table_of(asset)
-    return Dataset(namespace=f"{SCHEME}://{named[0]}", name="/".join(named[1])) if named else None
+    return Dataset(namespace=f"{SCHEME}://{named[0]}", name=asset_path(named[1])) if named else None
 
 
 def _parts(path: str) -> list[str]:

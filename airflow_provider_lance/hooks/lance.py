@@ -6,6 +6,7 @@ The one place that reads a ``lance`` connection. Operators speak to any namespac
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_provider_lance.api.errors import DIFFERING_FIELDS, UNSUPPORTED, WireError
+from airflow_provider_lance.api.errors import DIFFERING_FIELDS, INTERNAL, INVALID_INPUT, UNSUPPORTED, WireError
 from airflow_provider_lance.api.ids import Identifier, parse_id
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS, unknown_operation
@@ -41,11 +42,14 @@ class ResolvedConnection:
     settings: Settings | None
     properties: dict[str, str] = field(repr=False)  # of an implementation: credentials may be among them
     delimiter: str
-    job_url: str
+    job_url: str | None  # ``None``: not configured
+    asset_authority: str | None = None
 
-    def link(self, job_id: str) -> str | None:
-        """The page of a job, where there is one."""
-        return self.job_url.replace("{job_id}", quote(job_id, safe="")) if self.job_url else None
+    def link(self, job_id: str, page: str | None = None) -> str | None:
+        """The page of a job, where there is one: the configured one, or ``page`` of the server's answer."""
+        if self.job_url is not None:
+            return self.job_url.replace("{job_id}", quote(job_id, safe="")) or None
+        return f"{self.settings.base_url}/{page.lstrip('/')}" if page and self.settings is not None else None
 
     @classmethod
     def read(cls, connection: Any, extra: Mapping[str, Any]) -> ResolvedConnection:
@@ -69,15 +73,15 @@ class ResolvedConnection:
                 login=connection.login,
                 password=connection.password,
                 extra=extra,
+                credentials_place=f"the password of connection {connection.conn_id!r}",
             )
-            if job_url is None:
-                job_url = f"{settings.base_url}/ui/jobs/{{job_id}}"
         return cls(
             implementation=implementation,
             settings=settings,
             properties={str(key): str(value) for key, value in properties.items()},
             delimiter=str(extra.get("delimiter") or "$"),
-            job_url=str(job_url or ""),
+            job_url=None if job_url is None else str(job_url),
+            asset_authority=str(extra.get("asset_authority") or "").strip().lower() or None,
         )
 
 
@@ -186,6 +190,16 @@ class LanceNamespaceHook(BaseHook):
                 return None
             raise
 
+    def job_link(self, job_id: str, job: Job | None = None) -> str | None:
+        """The page of a job: what the connection's ``job_url`` says, else where the server itself says it has one.
+
+        A server is asked only where nothing is configured; ``job`` saves the question.
+        """
+        if self.resolved.job_url is None and job is None:
+            with contextlib.suppress(WireError):  # a link is not worth a failure
+                job = self.find_job(job_id)
+        return self.resolved.link(job_id, job.page if job is not None else None)
+
     def cancel_job(self, job_id: str) -> bool:
         """Ask for a job's end; ``False`` if the namespace does not know it. A finished job stays as it is."""
         try:
@@ -231,15 +245,26 @@ class LanceNamespaceHook(BaseHook):
         self.__dict__["resolved"] = self._resolve()
 
     def _call_in_process(self, operation: str, fields: dict[str, Any], data: Any) -> Any:
+        if operation == "create_empty_table":
+            # The newer name of the same; pylance's implementations have only that.
+            try:
+                return self._run_in_process("declare_table", fields, data)
+            except WireError as error:
+                if error.code != UNSUPPORTED:
+                    raise
+        return self._run_in_process(operation, fields, data)
+
+    def _run_in_process(self, operation: str, fields: dict[str, Any], data: Any) -> Any:
         from lance_namespace.errors import LanceNamespaceError
 
         from airflow_provider_lance.api.client import read_request
 
+        implementation = self.resolved.implementation
+        detail = f"{operation} of the implementation {implementation!r}, connection {self.lance_conn_id!r}"
         method = getattr(self._namespace, operation, None)
         if method is None:
             raise WireError(
-                f"The implementation {self.resolved.implementation!r} of the connection {self.lance_conn_id!r} has no "
-                f"{operation}.",
+                f"The implementation {implementation!r} of the connection {self.lance_conn_id!r} has no {operation}.",
                 code=UNSUPPORTED,
                 operation=operation,
             )
@@ -247,30 +272,31 @@ class LanceNamespaceHook(BaseHook):
             fields["id"] = self.parse_id(fields["id"])
         given = {key: value for key, value in fields.items() if value is not None}
         row = OPERATIONS[operation]
-        problem: tuple[str, int, str | None, Any]
+        differing: Any = None
+        instance: str | None = None
+        cause: Exception | None = None
         try:
             request = read_request(row, given) if row.request and not row.path.startswith("/v1/jobs") else given
             answer = method(request, _ipc(data)) if data is not None else method(request)
         except (LanceNamespaceError, NotImplementedError) as error:
-            problem = (
-                str(error) or operation,
-                int(getattr(error, "code", UNSUPPORTED)),
-                getattr(error, "instance", None),
-                getattr(error, DIFFERING_FIELDS, None),
-            )
+            reason, code = str(error) or operation, int(getattr(error, "code", UNSUPPORTED))
+            instance, differing = getattr(error, "instance", None), getattr(error, DIFFERING_FIELDS, None)
         except ValueError as error:
-            problem = (str(error), 13, None, None)
+            reason, code = str(error), INVALID_INPUT
+        except Exception as error:  # of the implementation: a binding's error has no class of its own
+            reason, code, cause = str(error) or type(error).__name__, INTERNAL, error
         else:
             return answer.to_dict() if hasattr(answer, "to_dict") else answer
-        message, code, instance, differing = problem
-        message = message if message.startswith(f"{operation}: ") else f"{operation}: {message}"
+        reason = reason.removeprefix(f"{operation}: ")
         raise WireError(
-            message,
+            f"{operation}: {reason}",
             code=code,
             operation=operation,
             instance=instance,
             differing_fields=None if differing is None else tuple(differing),
-        )
+            reason=reason,
+            detail=detail,
+        ) from cause
 
 
 def _ipc(data: Any) -> bytes:

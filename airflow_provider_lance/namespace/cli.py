@@ -213,7 +213,8 @@ def _wire(options: argparse.Namespace) -> Any:
     from airflow_provider_lance.api.wire import Wire
 
     key = os.environ.get(_KEY_VARIABLE)
-    return Wire(Settings.from_connection(host=options.url, password=key))
+    place = f"the variable {_KEY_VARIABLE}"
+    return Wire(Settings.from_connection(host=options.url, password=key, credentials_place=place))
 
 
 def _jobs_list(options: argparse.Namespace) -> None:

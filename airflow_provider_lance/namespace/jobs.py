@@ -256,6 +256,7 @@ def describe(row: Row[Any]) -> dict[str, Any]:
         "cancel_requested": row.cancel_requested_ms is not None,
         "result": row.result,
         "failure": row.failure,
+        "page": f"/ui/jobs/{row.job_id}",
     }
     return {key: value for key, value in body.items() if value is not None}
 

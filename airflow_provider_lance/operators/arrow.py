@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,30 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+class RowCount:
+    """How many rows were sent, where that can be told: known at once for a table, at the end for a reader."""
+
+    def __init__(self) -> None:
+        self.rows: int | None = None
+
+    def of(self, data: Any) -> Any:
+        """The data itself, or a reader that counts on the way."""
+        import pyarrow as pa
+
+        if isinstance(data, pa.Table | pa.RecordBatch):
+            self.rows = data.num_rows
+        elif isinstance(data, pa.RecordBatchReader):
+            return pa.RecordBatchReader.from_batches(data.schema, self._count(data))
+        return data
+
+    def _count(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in reader:
+            rows += batch.num_rows
+            yield batch
+        self.rows = rows
 
 
 def _type(text: str, column: str) -> pa.DataType:

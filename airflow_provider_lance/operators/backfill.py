@@ -10,6 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.job_words import JobType
 from airflow_provider_lance.operators.rendered import given, number, rendered_fields, text, truth, whole_number
+from airflow_provider_lance.operators.result import describe_target
 from airflow_provider_lance.operators.submit import LanceJobOperator
 
 #: The request's own fields, besides ``id`` and ``column``, and what a rendered value must be; each is an argument.
@@ -112,6 +113,9 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         self.max_failed_rows = max_failed_rows
         self.max_failed_fraction = max_failed_fraction
 
+    def target(self, table_id: list[str]) -> str:
+        return describe_target(table_id, self.column)
+
     def request(self) -> dict[str, Any]:
         return {"column": self.column, **rendered_fields(self, REQUEST_FIELDS)}
 
@@ -141,7 +145,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         inputs = computed_inputs(self.hook, table_id, self.column, given(self.branch))
         return lineage_facets(
             self.hook,
-            self.outlets,
+            [*self.outlets, *self.inlets],
             TableLineage(
                 output=table_id,
                 inputs=[table_id],

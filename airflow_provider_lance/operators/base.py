@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
 
-from airflow_provider_lance.api.errors import INVALID_INPUT, UNSUPPORTED, WireError
+from airflow_provider_lance.api.errors import INVALID_INPUT, WireError
 from airflow_provider_lance.api.ids import Identifier, InvalidIdentifierError
 from airflow_provider_lance.assets.lance import write_events
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION
+from airflow_provider_lance.hooks.reasons import failure_lines, hopeless
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -19,10 +20,28 @@ if TYPE_CHECKING:
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 
+_Failure = TypeVar("_Failure", bound=BaseException)
+
+
 def task_error(error: WireError | ValueError) -> AirflowException:
-    """A failed request as a task's failure: without another try where the same request can only fail again."""
-    hopeless = not isinstance(error, WireError) or error.code in {INVALID_INPUT, UNSUPPORTED}
-    return (AirflowFailException if hopeless else AirflowException)(str(error))
+    """A failed request as a task's failure: the reason in the first line, the operation and its codes below.
+
+    There is no other try where the same request can only fail again.
+    """
+    if not isinstance(error, WireError):
+        return AirflowFailException(str(error))
+    final = error.code == INVALID_INPUT or hopeless(error)
+    return (AirflowFailException if final else AirflowException)(failure_lines(error))
+
+
+def log_reason(log: Any, failure: _Failure) -> _Failure:
+    """Say why a task is about to fail, each line of it as an ERROR of its own; returns the failure, to be raised.
+
+    Airflow shows an exception behind its class and its module, where the reason is outside of the window.
+    """
+    for line in filter(None, str(failure).splitlines()):
+        log.error("%s", line)
+    return failure
 
 
 def read_table_id(hook: LanceNamespaceHook, identifier: Identifier, task_id: str) -> list[str]:
@@ -75,10 +94,9 @@ class LanceBaseOperator(BaseOperator):
             return self.hook.call(operation, fields, data)
         except WireError as error:
             if error.code in tolerate:
-                self.log.info("%s", error)
                 return None
             failure = task_error(error)
-        raise failure  # outside of the except block: a chained frame could show header values
+        raise log_reason(self.log, failure)  # outside of the except block: a chained frame could show header values
 
     def answer(self, operation: str, fields: Mapping[str, Any], data: Any = None) -> dict[str, Any]:
         """The same for callers that tolerate nothing."""

@@ -19,7 +19,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.operators.base import task_error
+from airflow_provider_lance.operators.base import log_reason, task_error
 from airflow_provider_lance.operators.result import look
 from airflow_provider_lance.private_files import private_folder, write_private
 from airflow_provider_lance.triggers.outcome import Follower
@@ -76,7 +76,7 @@ def claim_job(hook: LanceNamespaceHook, job_id: str, log: Any) -> Claim | None:
                 log.info("Another driver has job %s; waiting for its end: %s", job_id, error)
                 told = True
         if failure is not None:
-            raise failure
+            raise log_reason(log, failure)
         time.sleep(follower.pause(interval))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowTaskTimeout
 
+from airflow_provider_lance.hooks.reasons import failure_lines
 from airflow_provider_lance.operators.result import look
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def conflict_failure(error: WireError, other: Job, *, may_join: bool = True) -> 
     ways = "on_conflict='wait' waits for its end and then submits"
     if may_join and error.differing_fields == ():
         ways += "; on_conflict='join' waits for it and takes its result, because its request is the same"
-    return AirflowException(f"{error} Job {other.job_id} holds it: {ways}.")
+    # The server's own sentence names the job already; other servers' may not.
+    holder = "" if other.job_id in error.reason else f" Job {other.job_id} holds it."
+    return AirflowException("\n".join(filter(None, (f"{error.reason}{holder}", f"{ways}.", error.detail))))
 
 
 def join_failure(error: WireError, other: Job, request: Mapping[str, Any]) -> AirflowException | None:
@@ -44,7 +47,7 @@ def join_failure(error: WireError, other: Job, request: Mapping[str, Any]) -> Ai
     if error.differing_fields is None:
         return AirflowException(
             f"Job {other.job_id} is in the way, and the server does not tell whether it does the same: it cannot be "
-            f"joined. {wait} {error}"
+            f"joined. {wait}\n{failure_lines(error)}"
         )
     if not error.differing_fields:
         return None
@@ -62,7 +65,9 @@ def join_failure(error: WireError, other: Job, request: Mapping[str, Any]) -> Ai
 
 def wait_failure(error: WireError, other: Job) -> AirflowException:
     """The server names a job that was waited for and has ended."""
-    return AirflowException(f"{error} Job {other.job_id} has ended, and the server still refuses this request.")
+    return AirflowException(
+        f"Job {other.job_id} has ended, and the server still refuses this request.\n{failure_lines(error)}"
+    )
 
 
 def wait_timeout(job_id: str) -> AirflowTaskTimeout:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason, task_error
 from airflow_provider_lance.operators.result import job_result, job_table, look, read_job_id
 from airflow_provider_lance.triggers.looks import FailedLooks
 
@@ -52,7 +52,7 @@ class LanceCancelJobOperator(LanceBaseOperator):
         except WireError as error:
             failure = task_error(error)
         if failure is not None:
-            raise failure
+            raise log_reason(self.log, failure)
         if job is None:
             message = f"The server does not know job {job_id}."
             raise (AirflowSkipException if self.if_missing == "skip" else AirflowException)(message)

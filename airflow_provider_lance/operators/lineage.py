@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.assets.lance import SCHEME, table_of
+from airflow_provider_lance.assets.lance import SCHEME, asset_path, table_of
 
 if TYPE_CHECKING:
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
@@ -120,7 +120,7 @@ def _projected(hook: LanceNamespaceHook, source_id: list[str], described: dict[s
     ]
 
 
-def lineage_facets(hook: LanceNamespaceHook, outlets: Iterable[Any], lineage: TableLineage) -> Any:
+def lineage_facets(hook: LanceNamespaceHook, assets: Iterable[Any], lineage: TableLineage) -> Any:
     """The ``OperatorLineage`` Airflow's OpenLineage provider expects; ``None`` where that is not installed."""
     try:
         from airflow.providers.common.compat.openlineage.facet import (
@@ -132,11 +132,8 @@ def lineage_facets(hook: LanceNamespaceHook, outlets: Iterable[Any], lineage: Ta
         from airflow.providers.openlineage.extractors import OperatorLineage
     except ImportError:
         return None
-    namespace = f"{SCHEME}://{_authority(hook, outlets)}"
-
-    def name(table_id: list[str]) -> str:
-        return "/".join(table_id)
-
+    namespace = f"{SCHEME}://{_authority(hook, assets)}"
+    name = asset_path  # as the converter of assets names the same table
     fields: dict[str, Any] = {}
     for output in dict.fromkeys(edge.output for edge in lineage.edges):
         fields[output] = Fields(
@@ -155,10 +152,12 @@ def lineage_facets(hook: LanceNamespaceHook, outlets: Iterable[Any], lineage: Ta
     )
 
 
-def _authority(hook: LanceNamespaceHook, outlets: Iterable[Any]) -> str:
-    """The word the task's own assets use for this namespace, else its host."""
-    for outlet in outlets:
-        named = table_of(outlet)
+def _authority(hook: LanceNamespaceHook, assets: Iterable[Any]) -> str:
+    """What this namespace is called in assets: the connection's word for it, else the task's assets', else its host."""
+    if hook.resolved.asset_authority:
+        return hook.resolved.asset_authority
+    for asset in assets:
+        named = table_of(asset)
         if named is not None:
             return named[0]
     settings = hook.resolved.settings

@@ -45,7 +45,9 @@ class _ViewOperator(LanceJobOperator):
         """For Airflow's OpenLineage provider: from the source tables, and a single one's columns, to the view's."""
         from airflow_provider_lance.operators.lineage import lineage_facets, view_lineage
 
-        return lineage_facets(self.hook, self.outlets, view_lineage(self.hook, self.parse_id(self.table_id)))
+        return lineage_facets(
+            self.hook, [*self.outlets, *self.inlets], view_lineage(self.hook, self.parse_id(self.table_id))
+        )
 
 
 class LanceCreateMaterializedViewOperator(_ViewOperator):

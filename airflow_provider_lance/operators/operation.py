@@ -61,5 +61,7 @@ class LanceOperator(LanceBaseOperator):
         version = answer.get("version")
         version = version.get("version") if isinstance(version, Mapping) else version
         if request.get("id") and version is not None:
+            about = "$".join(self.hook.parse_id(request["id"]))
+            self.log.info("%s of %s is done, version %s.", self.operation, about, version)
             self.publish(context, self.hook.parse_id(request["id"]), version=version)
         return answer

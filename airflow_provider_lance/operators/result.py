@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowTaskTimeout
@@ -117,20 +117,39 @@ def show_traceback(log: Any, event: Event) -> None:
         log.error("Where the function failed:\n%s", traceback)
 
 
-def job_failure(event: Event, link: str | None = None) -> BaseException:
-    """The exception of an event that is not DONE; one that forbids another try where it could not help."""
-    state, failure = event["state"], event.get("failure") or {}
-    about = f"Job {event['job_id']}" + (f" ({link})" if link else "")
-    reason = f"{failure.get('phase', 'unknown')}: {failure.get('message', 'no reason was given')}"
+def job_failure(event: Event, about: str = "", link: str | None = None) -> BaseException:
+    """The exception of an event that is not DONE; one that forbids another try where it could not help.
+
+    Its first line is the reason, which begins with what the job writes and ends with the job's id.
+
+    :param about: what the job writes, such as ``articles.embedding``; not repeated where the reason begins with it.
+    :param link: the job's page.
+    """
+    state, failure, job_id = event["state"], event.get("failure") or {}, event["job_id"]
+    reason, _, more = str(failure.get("message") or "").strip().partition("\n")
+    phase = f"Job {job_id} failed in {failure.get('phase', 'unknown')}."
+    kind: type[BaseException] = AirflowFailException
     if state == TIMEOUT:
-        return AirflowTaskTimeout(f"{about} did not end in time.")
-    if state == LOST:
-        return AirflowException(f"{about} cannot be followed any longer. {reason}")
-    if state == JobState.CANCELLED.value:
-        return AirflowFailException(f"{about} was cancelled." + (f" {reason}" if failure else ""))
-    rows = (event.get("result") or {}).get("rows_failed")
-    message = f"{about} failed in {reason}" + (f" ({rows:,} rows failed)" if isinstance(rows, int) and rows else "")
-    return (AirflowException if failure.get("retryable") else AirflowFailException)(message)
+        kind = AirflowTaskTimeout
+        reason = "The job did not end in time." + (f" The last look failed: {reason}" if reason else "")
+        phase = ""
+    elif state == LOST:
+        kind = AirflowException if failure.get("retryable", True) else AirflowFailException
+        phase = f"Job {job_id} cannot be followed any longer."
+    elif state == JobState.CANCELLED.value:
+        reason = "The job was cancelled." + (f" {reason}" if reason else "")
+        phase = ""
+    else:
+        rows = (event.get("result") or {}).get("rows_failed")
+        if isinstance(rows, int) and rows:
+            phase += f" {rows:,} rows failed."
+        if failure.get("retryable"):
+            kind = AirflowException
+    reason = reason or "No reason was given."
+    if about and not reason.startswith(about):
+        reason = f"{about}: {reason}"
+    lines = [f"{reason} (job {job_id})", more, phase, link or ""]
+    return kind("\n".join(line for line in lines if line))
 
 
 def job_table(hook: LanceNamespaceHook, job: Job) -> list[str]:
@@ -141,6 +160,17 @@ def job_table(hook: LanceNamespaceHook, job: Job) -> list[str]:
         if isinstance(found, str) and found:
             return hook.parse_id(found)
     return []
+
+
+def describe_target(table_id: Sequence[str], column: str | None = None) -> str:
+    """What a job writes, for messages: ``articles.embedding``, or a view's name."""
+    return "$".join(table_id) + (f".{column}" if column else "")
+
+
+def job_target(hook: LanceNamespaceHook, job: Job) -> str:
+    """The same of a job that somebody else submitted, as far as its server tells."""
+    column = job.spec.get("column")
+    return describe_target(job_table(hook, job), column if isinstance(column, str) else None)
 
 
 def needed_no_job(given: Any) -> dict[str, Any] | None:

@@ -27,17 +27,19 @@ from airflow_provider_lance.assets.lance import write_events
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.spark import DriverInput, LanceSparkSubmitHook
 from airflow_provider_lance.links.job import LanceJobLink, LanceSparkLink
-from airflow_provider_lance.operators.base import choice, task_error
+from airflow_provider_lance.operators.base import choice, log_reason, task_error
 from airflow_provider_lance.operators.claim import Claim, Watch, claim_job
 from airflow_provider_lance.operators.conflict import conflict_failure, job_in_the_way, wait_failure
 from airflow_provider_lance.operators.kubernetes_secret import INSTALL, claim_secret, secret_conf, secret_name
 from airflow_provider_lance.operators.rejoin import conclude, idempotency_key, rejoin, remember
 from airflow_provider_lance.operators.rendered import mapping
 from airflow_provider_lance.operators.result import (
+    describe_target,
     job_failure,
     job_result,
     job_rows,
     job_table,
+    job_target,
     look,
     read_job_id,
     wait_for_job,
@@ -207,7 +209,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             self.on_kill()
             raise AirflowException(f"The task was ended before the driver of job {job_id} was started.")
         context["ti"].xcom_push(key="job_id", value=job_id)
-        LanceJobLink().push(context, hook.resolved.link(job_id))
+        link = hook.job_link(job_id)
+        LanceJobLink().push(context, link)
         ended: Exception | None = None
         claim = claim_job(hook, job_id, self.log)
         if claim is not None:
@@ -224,7 +227,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         if ended is not None:  # the job's own words are better than an exit status
             self.log.info("spark-submit says: %s", ended)
         if job.state is not JobState.DONE:
-            raise job_failure(job_event(job), hook.resolved.link(job_id))
+            raise log_reason(self.log, job_failure(job_event(job), job_target(hook, job), link))
         if self.operation is not None:
             conclude(context)
         return job_result(job_id, job.job_type, job_table(hook, job), job.state.value, job.result)
@@ -263,7 +266,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
                 remember(context, job_id)
                 return job_id
             if failure is not None:
-                raise failure
+                raise log_reason(self.log, failure)
             assert other is not None
             self.log.info("Job %s is in the way; waiting for its end before submitting.", other.job_id)
             event = wait_for_job(hook, other.job_id, self.log)
@@ -314,7 +317,9 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         if job is None:
             raise AirflowException(f"The driver of job {job_id} ended without a word; see its log above. {ended or ''}")
         if job.state is not JobState.DONE:
-            raise job_failure(job_event(job))
+            column = spec.request.get("column")
+            about = describe_target(spec.table_id, column if isinstance(column, str) else None)
+            raise log_reason(self.log, job_failure(job_event(job), about))
         return job_result(job_id, spec.job_type, spec.table_id, job.state.value, job.result)
 
     # Both

@@ -16,13 +16,15 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseHook
 
 from airflow_provider_lance.api.jobs import Job, JobSpec
+from airflow_provider_lance.operators.rendered import literal
 from airflow_provider_lance.private_files import private_folder, write_private
 
 
 def read_spec(given: Any) -> JobSpec:
-    """A spec out of a dict, JSON text (a rendered template) or the path of a JSON file."""
+    """A spec out of a dict, its text (a rendered template, as JSON or as Python writes it) or a JSON file's path."""
     source = "The spec"
     try:
+        given = literal(given)
         if isinstance(given, str):
             text = given.strip()
             if not text.startswith("{"):

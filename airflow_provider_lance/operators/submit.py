@@ -24,7 +24,7 @@ from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, TERMINAL_STATE
 from airflow_provider_lance.assets.lance import assets_of
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
-from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason, task_error
 from airflow_provider_lance.operators.conflict import (
     OnConflict,
     conflict_failure,
@@ -43,6 +43,7 @@ from airflow_provider_lance.operators.rejoin import (
     remember,
 )
 from airflow_provider_lance.operators.result import (
+    describe_target,
     job_failure,
     job_result,
     job_rows,
@@ -51,7 +52,7 @@ from airflow_provider_lance.operators.result import (
     wait_for_job,
     warn_of_failed_rows,
 )
-from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, job_event
+from airflow_provider_lance.triggers.outcome import LOST, TIMEOUT, Event, job_event
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -125,6 +126,7 @@ class LanceJobOperator(LanceBaseOperator):
         self.skip_if_unchanged = skip_if_unchanged
         self.request_context = request_context
         self._submitted: Submitted | None = None
+        self._link: str | None = None
         self._killed = False
         self._began: float | None = None
 
@@ -134,6 +136,10 @@ class LanceJobOperator(LanceBaseOperator):
         return self._submitted is not None
 
     # What a subclass says
+
+    def target(self, table_id: list[str]) -> str:
+        """What the job writes, for messages."""
+        return describe_target(table_id)
 
     def request(self) -> dict[str, Any]:
         """The request's fields besides ``id`` and ``context``."""
@@ -179,7 +185,7 @@ class LanceJobOperator(LanceBaseOperator):
         if self._killed:  # while the request was on its way, and the job had no name yet
             self.on_kill()
             raise AirflowException(f"The task was ended while it submitted job {submitted.job_id}.")
-        self._announce(context, submitted)
+        self._announce(context, submitted, rejoined)
         if not self.wait_for_completion:
             conclude(context)
             return self.describe_result(submitted, (rejoined.state if rejoined else JobState.QUEUED).value, None)
@@ -235,7 +241,7 @@ class LanceJobOperator(LanceBaseOperator):
         table_id = self.parse_id(self.table_id)
         deadline = self._bound("", table_id).deadline
         if deadline is not None and time.time() >= deadline:
-            raise wait_timeout(event["job_id"])
+            raise log_reason(self.log, wait_timeout(event["job_id"]))
         return self._started(context, self._start(context, table_id, ended))
 
     def on_kill(self) -> None:
@@ -290,7 +296,7 @@ class LanceJobOperator(LanceBaseOperator):
                     remember(context, job_id)
                 return submitted
             if failure is not None:
-                raise failure
+                raise log_reason(self.log, failure)
             assert other is not None
             ended = self._wait_for_other(other.job_id, table_id)
 
@@ -314,7 +320,7 @@ class LanceJobOperator(LanceBaseOperator):
             )
         event = self._wait(waits)
         if event["state"] == TIMEOUT:
-            raise wait_timeout(job_id)
+            raise log_reason(self.log, wait_timeout(job_id))
         if self._killed:
             raise AirflowException("The task was ended while it waited for another job; it submitted none.")
         return job_id if event["state"] in TERMINAL_STATES else None
@@ -351,11 +357,11 @@ class LanceJobOperator(LanceBaseOperator):
             "lease-seconds": str(lease if self.wait_for_completion else 0),
         }
 
-    def _announce(self, context: Context, submitted: Submitted) -> None:
+    def _announce(self, context: Context, submitted: Submitted, job: Job | None = None) -> None:
         """Before the first wait, so that a running task already shows its job."""
         ti = context["ti"]
         ti.xcom_push(key="job_id", value=submitted.job_id)
-        link = self.hook.resolved.link(submitted.job_id)
+        link = self._link = self.hook.job_link(submitted.job_id, job)
         LanceJobLink().push(context, link)
         ti.xcom_push(
             key="asset",
@@ -386,8 +392,12 @@ class LanceJobOperator(LanceBaseOperator):
         if event["state"] == JobState.CANCELLED.value and self._killed:
             # Whoever ended the task decides about its next try, not the job that ended with it.
             raise AirflowException(f"Job {submitted.job_id} was cancelled, because its task was ended.")
+        link = self._link or self.hook.resolved.link(submitted.job_id)
+        if link is None and event["state"] not in {TIMEOUT, LOST}:  # then the server may not answer
+            link = self.hook.job_link(submitted.job_id)
+        failure = log_reason(self.log, job_failure(event, self.target(submitted.table_id), link))
         show_traceback(self.log, event)
-        raise job_failure(event, self.hook.resolved.link(submitted.job_id))
+        raise failure
 
     def _result(self, context: Context, submitted: Submitted, result: dict[str, Any] | None = None) -> dict[str, Any]:
         conclude(context)

@@ -10,12 +10,13 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceBaseOperator, choice, task_error
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason, task_error
 from airflow_provider_lance.operators.rendered import given, mapping, whole_number
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_provider_lance.operators.arrow import RowCount
     from airflow_provider_lance.operators.udf import UdfColumn
 
 _NO_TABLE, _TABLE_EXISTS = 4, 5
@@ -65,7 +66,11 @@ class LanceCreateEmptyTableOperator(_TableOperator):
             tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
         )
         created = answer is not None
-        if answer is None:
+        name = "$".join(table_id)
+        if answer is not None:
+            self.log.info("Declared table %s at %s.", name, answer.get("location") or "a place the server did not tell")
+        else:
+            self.log.info("The table %s is there already (if_exists=skip).", name)
             answer = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "created": created, **_kept(answer, "location", "properties", "version")}
@@ -118,23 +123,33 @@ class LanceCreateTableOperator(_TableOperator):
             if described.get("version") is not None:  # one that was only declared may still be created
                 return self._there(context, table_id, described)
         mode = "overwrite" if self.if_exists == "overwrite" else "create"
+        data, count = self._arrow()
         answer = self.call(
             "create_table",
             {"id": table_id, "mode": mode, "properties": mapping("properties", self.properties)},
-            self._arrow(),
+            data,
             tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
         )
         if answer is None:  # somebody was faster
             return self._there(context, table_id, self.answer("describe_table", {"id": table_id, **WITH_VERSION}))
+        rows = "rows that were not counted" if count.rows is None else f"{count.rows:,} rows"
+        done = "Wrote" if mode == "overwrite" else "Created"
+        self.log.info("%s table %s with %s, version %s.", done, "$".join(table_id), rows, answer.get("version"))
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "created": True, **_kept(answer, "version", "location")}
 
     def _there(self, context: Context, table_id: list[str], described: Mapping[str, Any]) -> dict[str, Any]:
-        self.log.info("The table is there already (if_exists=skip).")
+        self.log.info("The table %s is there already (if_exists=skip).", "$".join(table_id))
         self.publish(context, table_id, version=described.get("version"))
         return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
 
-    def _arrow(self) -> Any:
+    def _arrow(self) -> tuple[Any, RowCount]:
+        from airflow_provider_lance.operators.arrow import RowCount
+
+        count = RowCount()
+        return count.of(self._read()), count
+
+    def _read(self) -> Any:
         from airflow_provider_lance.operators.arrow import arrow_schema, empty_batch, read_path
 
         try:
@@ -209,6 +224,8 @@ class LanceAddColumnsOperator(_TableOperator):
                 self.log.info("Every column is there already (if_exists=skip).")
                 return {"table_id": table_id, "added": [], **_kept(described, "version")}
         answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": branch})
+        added = ", ".join(column["name"] for column in columns)
+        self.log.info("Added %s to table %s, version %s.", added, "$".join(table_id), answer.get("version"))
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "added": [column["name"] for column in columns], **_kept(answer, "version")}
 
@@ -299,10 +316,11 @@ class LanceCreateTableVersionOperator(_TableOperator):
             newest = self.answer("describe_table", at).get("version") if skips else None
             if newest is not None and int(newest) >= fields["version"]:
                 raise AirflowSkipException(f"Version {fields['version']} of {'$'.join(table_id)} is there already.")
-            raise failure
+            raise log_reason(self.log, failure)
         created = answer.get("version")
         described = created if isinstance(created, dict) else {"version": created}
         result = {"table_id": table_id, **{key: value for key, value in described.items() if value is not None}}
+        self.log.info("Created version %s of table %s.", result.get("version"), "$".join(table_id))
         self.publish(context, table_id, version=result.get("version"))
         return result
 
@@ -323,6 +341,8 @@ class LanceDropTableOperator(_TableOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         table_id = self.parse_id(self.table_id)
         answer = self.call("drop_table", {"id": table_id}, tolerate=(_NO_TABLE,) if self.if_missing == "skip" else ())
+        done = "Dropped table %s." if answer is not None else "There is no table %s to drop (if_missing=skip)."
+        self.log.info(done, "$".join(table_id))
         return {"table_id": table_id, "dropped": answer is not None}
 
 

@@ -81,6 +81,8 @@ class _PointingOperator(_TagOperator):
         return version, tagged or branch
 
     def done(self, context: Context, table_id: list[str], version: int, before: int | None) -> dict[str, Any]:
+        was = f"version {before} → {version}" if before is not None else f"created at version {version}"
+        self.log.info("Tag %s of table %s: %s.", self.tag, "$".join(table_id), was)
         self.publish(context, table_id, version=version)
         return {"table_id": table_id, "tag": self.tag, "version": version, "previous_version": before}
 
@@ -112,6 +114,7 @@ class LanceCreateTagOperator(_PointingOperator):
             return self.done(context, table_id, version, None)
         before = self.tag_version(table_id, self.tag)
         if self.if_exists == "skip" and before is not None:
+            self.log.info("The tag is there already (if_exists=skip).")
             return self.done(context, table_id, before, before)
         self.answer("update_table_tag", fields)
         return self.done(context, table_id, version, before)
@@ -167,4 +170,6 @@ class LanceDeleteTagOperator(_TagOperator):
         before = self.tag_version(table_id, self.tag)
         tolerate = (_NO_TAG,) if self.if_missing == "skip" else ()
         answer = self.call("delete_table_tag", {"id": table_id, "tag": self.tag}, tolerate=tolerate)
+        done = f"deleted, it was version {before}" if answer is not None else "not there (if_missing=skip)"
+        self.log.info("Tag %s of table %s: %s.", self.tag, "$".join(table_id), done)
         return {"table_id": table_id, "tag": self.tag, "deleted": answer is not None, "previous_version": before}

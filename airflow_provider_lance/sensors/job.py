@@ -12,11 +12,13 @@ from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
+from airflow_provider_lance.operators.base import log_reason
 from airflow_provider_lance.operators.rendered import literal
 from airflow_provider_lance.operators.result import (
     job_failure,
     job_result,
     job_table,
+    job_target,
     look,
     needed_no_job,
     read_job_id,
@@ -44,13 +46,13 @@ class LanceJobSensor(LanceBaseSensor):
         super().__init__(**kwargs)
         self.job_id = job_id
         self._follower: Follower | None = None
+        self._link: str | None = None
 
     def execute(self, context: Context) -> Any:
         if (answer := needed_no_job(self.job_id)) is not None:
             self.log.info("There is no job to wait for: %s", answer)
             return answer
         job_id = read_job_id(self.job_id)
-        LanceJobLink().push(context, self.hook.resolved.link(job_id))
         if not self.defers:
             return super().execute(context)
         deadline = self.deadline  # before the first look, which may take long
@@ -73,6 +75,9 @@ class LanceJobSensor(LanceBaseSensor):
         if self._follower is None:
             self._follower = Follower(job_id, errors=read_configuration().poll_errors, log=self.log)
         seen = look(self.hook, job_id)
+        if self._link is None:  # once: where the page is may be the server's to say
+            self._link = self.hook.resolved.link(job_id, seen.page if isinstance(seen, Job) else None)
+            LanceJobLink().push(context, self._link)
         event = self._follower.see(seen)
         while seen is None and event is None and self.reschedule and not self.defers:
             # The next poke is another process, which would count absences anew: settle it in this one.
@@ -98,7 +103,9 @@ class LanceJobSensor(LanceBaseSensor):
 
     def _end(self, event: Event, job: Job | None) -> dict[str, Any]:
         if event["state"] != JobState.DONE.value:
-            raise job_failure(event, self.hook.resolved.link(event["job_id"]))
+            about, page = (job_target(self.hook, job), job.page) if job is not None else ("", None)
+            link = self._link or self.hook.resolved.link(event["job_id"], page)
+            raise log_reason(self.log, job_failure(event, about, link))
         found = literal(self.job_id)
         given = found if isinstance(found, Mapping) else {}
         job_type = str((job.job_type if job is not None else "") or given.get("job_type") or "")

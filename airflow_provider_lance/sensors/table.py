@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException, PokeReturnValu
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.operators.base import read_table_id, task_error
+from airflow_provider_lance.operators.base import log_reason, read_table_id, task_error
 from airflow_provider_lance.operators.rendered import given, version_number
 from airflow_provider_lance.sensors.base import LanceBaseSensor
 from airflow_provider_lance.triggers.looks import FailedLooks
@@ -59,7 +59,7 @@ class _PlaceSensor(LanceBaseSensor):
                     return False
                 failure = task_error(error)
         if failure is not None:
-            raise failure
+            raise log_reason(self.log, failure)
         self._failed.answered()
         if not goal.reached(present, version):
             self.log.info("Waiting for %s: %s; it is %s.", place.describe(), goal.describe(), version or "not there")

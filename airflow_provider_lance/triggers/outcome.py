@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_words import JobState
 from airflow_provider_lance.api.vended import without_credentials
+from airflow_provider_lance.hooks.reasons import failure_lines, hopeless
 from airflow_provider_lance.triggers.looks import FailedLooks
 
 if TYPE_CHECKING:
@@ -111,10 +112,10 @@ class Follower:
 
     def _error(self, error: WireError) -> Event | None:
         # Credentials may be rotated while a task waits; whoever submitted the job had good ones.
-        may_pass = error.transient or self._state is not None or error.refused
+        may_pass = (error.transient or self._state is not None or error.refused) and not hopeless(error)
         if self._failed.failed(error, may_pass=may_pass):
             return self.expired()
-        return _event(self.job_id, LOST, _failure("wait", str(error), retryable=True))
+        return _event(self.job_id, LOST, _failure("wait", failure_lines(error), retryable=not hopeless(error)))
 
 
 def job_event(job: Job) -> Event:

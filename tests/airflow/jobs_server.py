@@ -31,10 +31,12 @@ class FakeJob:
     failure: dict[str, Any] | None = None
     progress: dict[str, Any] | None = None
     cancel_requested: bool = False
+    page: str | None = None
     created_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
     def describe(self) -> dict[str, Any]:
         body: dict[str, Any] = {
+            "page": self.page,
             "job_id": self.job_id,
             "job_type": self.job_type,
             "job_state": self.state,
@@ -54,7 +56,8 @@ class FakeJob:
 class JobsServer(JsonServer):
     """``with JobsServer() as server:`` listens on a free port of the loopback."""
 
-    def __init__(self, *, filtered: bool = True, token: str | None = None) -> None:
+    def __init__(self, *, filtered: bool = True, token: str | None = None, has_pages: bool = True) -> None:
+        self.has_pages = has_pages  # as our own server; others have none
         self.filtered = filtered
         self.token = token
         self.jobs: dict[str, FakeJob] = {}
@@ -143,6 +146,7 @@ class JobsServer(JsonServer):
             if f"{job.table}|{job.body.get('column')}" == lock:
                 return 409, self._conflict(job, body)
         job = FakeJob(f"job-{next(self._ids)}", table, body, kind, key, headers.get("x-lance-ctx-lease-seconds"))
+        job.page = f"/ui/jobs/{job.job_id}" if self.has_pages else None
         self.jobs[job.job_id] = job
         return 202, {"job_id": job.job_id}
 

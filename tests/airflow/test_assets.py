@@ -64,6 +64,7 @@ class DescribingHook:
     class resolved:
         settings = None
         implementation = "test"
+        asset_authority: ClassVar[str | None] = None
 
     def parse_id(self, text: str) -> list[str]:
         return text.split("$")
@@ -98,6 +99,25 @@ def test_column_lineage_of_views_and_backfills():
     assert output.name == "ns/v"
     columns = output.facets["columnLineage"].fields
     assert {field.field for field in columns["shout"].inputFields} == {"text", "id"}
+
+
+def test_one_table_has_one_name_in_lineage_whichever_task_speaks_of_it():
+    pytest.importorskip("airflow.providers.openlineage")
+    from airflow_provider_lance.operators.lineage import TableLineage, lineage_facets
+
+    class NamedHook(DescribingHook):
+        class resolved(DescribingHook.resolved):
+            asset_authority = "prod"
+
+    hook: Any = NamedHook()
+    asset = create_asset(authority="prod", table_id=["a/b", "c"])
+    expected = convert_asset_to_openlineage(asset, None)
+    assert expected is not None
+    lineage = TableLineage(output=["a/b", "c"], inputs=[["a", "b", "c"]])
+    for assets in ([], [asset], [create_asset(authority="elsewhere", table_id=["x"])]):
+        facets = lineage_facets(hook, assets, lineage)
+        assert (facets.outputs[0].namespace, facets.outputs[0].name) == (expected.namespace, expected.name)
+        assert facets.inputs[0].name != facets.outputs[0].name, "two tables, two names"
 
 
 def test_lineage_of_a_view_over_several_tables():

@@ -29,7 +29,7 @@ from airflow_provider_lance.operators.rejoin import STATE_KEY
 from airflow_provider_lance.operators.submit import LanceJobOperator, Submitted
 from airflow_provider_lance.sensors.job import LanceJobSensor
 from airflow_provider_lance.sensors.table import LanceTableVersionSensor
-from tests.airflow.conftest import connection
+from tests.airflow.conftest import connection, rest_connection
 from tests.airflow.jobs_server import JobsServer
 
 pytestmark = pytest.mark.usefixtures("airflow_home")
@@ -314,7 +314,8 @@ def test_a_refused_submit_looks_for_no_link(lance_connection: JobsServer, monkey
 def test_a_link_is_quoted_and_properties_are_not_shown(lance_connection: JobsServer, airflow_home: Path):
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
-    assert LanceNamespaceHook().resolved.link("a/b?c d") == f"{lance_connection.url}/ui/jobs/a%2Fb%3Fc%20d"
+    with connection("quoted", rest_connection(lance_connection.url, job_url="http://ui/{job_id}")):
+        assert LanceNamespaceHook("quoted").resolved.link("a/b?c d") == "http://ui/a%2Fb%3Fc%20d"
     uri = json.dumps(
         {"conn_type": "lance", "extra": {"impl": "dir", "properties": {"storage.secret_access_key": "hush"}}}
     )

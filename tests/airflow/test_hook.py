@@ -58,7 +58,8 @@ def test_every_spelling_of_a_connection_means_the_same(spelling: str):
     assert (settings.auth, settings.database, settings.timeout) == ("api_key", "db", 7.0)
     assert dict(settings.context) == {"team": "a"}
     assert hook.parse_id("a.b") == ["a", "b"]
-    assert hook.resolved.link("j1") == "https://ns.example.com:8080/ui/jobs/j1"
+    assert hook.resolved.link("j1", "/ui/jobs/j1") == "https://ns.example.com:8080/ui/jobs/j1"
+    assert hook.resolved.link("j1") is None
     assert "s3cr3t" not in repr(hook.resolved)
 
 
@@ -73,6 +74,24 @@ def test_the_test_button_says_what_it_reached(jobs_server: JobsServer):
     assert hook.test_connection() == (True, f"Reached {jobs_server.url} with API key: 2 tables in the root namespace.")
 
 
+def test_a_form_that_sends_port_0_beside_a_url_is_read(jobs_server: JobsServer):
+    hook = hook_of(json.dumps({"conn_type": "lance", "host": jobs_server.url, "port": 0, "schema": "", "login": ""}))
+    ok, message = hook.test_connection()
+    assert ok, message
+
+
+def test_a_page_is_linked_where_it_is_configured_or_where_the_server_says_so(jobs_server: JobsServer):
+    ours, foreign = jobs_server.add("t", page="/ui/jobs/x y").job_id, jobs_server.add("t").job_id
+    hook = hook_of(rest_connection(jobs_server.url + "/"))
+    assert hook.job_link(ours) == f"{jobs_server.url}/ui/jobs/x y"
+    assert hook.job_link(foreign) is None
+    assert hook.job_link("nobody") is None
+    asked = len(jobs_server.requests)
+    hook = hook_of(rest_connection(jobs_server.url, job_url="https://ui/{job_id}"))
+    assert hook.job_link(ours) == f"https://ui/{ours}"
+    assert len(jobs_server.requests) == asked, "what is configured needs no question"
+
+
 def test_the_test_button_says_what_is_wrong(jobs_server: JobsServer):
     jobs_server.token = "right"
     bad = json.dumps(
@@ -80,8 +99,11 @@ def test_the_test_button_says_what_is_wrong(jobs_server: JobsServer):
     )
     ok, message = hook_of(bad).test_connection()
     assert not ok
-    assert "Check the connection's credentials" in message
+    assert "The bearer token was refused: check the password of connection 'hook_test'." in message
     assert "wrong-one" not in message
+    ok, message = hook_of(rest_connection(jobs_server.url)).test_connection()
+    assert not ok
+    assert "No credentials were sent: set the password of connection 'hook_test'." in message
     with connection("hook_test", json.dumps({"conn_type": "lance", "host": "http://h", "extra": {"auth": "magic"}})):
         ok, message = LanceNamespaceHook("hook_test").test_connection()
     assert not ok

@@ -79,6 +79,7 @@ def test_the_form_has_every_extra(airflow_home: Path):
     fields = {name for name in manager.connection_form_widgets if name.startswith("extra__lance__")}
     expected = {"auth", "base_path", "token_url", "scope", "delimiter", "database", "context", "connect_timeout"}
     expected |= {"timeout", "verify", "client_cert", "client_private_key", "proxy", "impl", "properties", "job_url"}
+    expected |= {"asset_authority"}
     assert {name.removeprefix("extra__lance__") for name in fields} == expected
     behaviour = manager.field_behaviours["lance"]
     assert behaviour["relabeling"]["login"] == "OAuth2 client id"

@@ -33,9 +33,11 @@ def guarded(header: str, value: str):
 def test_api_key(server: FaultServer, connect) -> None:
     server.play([guarded("x-api-key", SECRET)])
     assert connect(auth="api_key", secret=SecretStr(SECRET)).describe_table({"id": "t"}).version == 3
-    with pytest.raises(lance.UnauthenticatedError, match="Check the connection's credentials"):
+    with pytest.raises(lance.UnauthenticatedError, match="The API key was refused: check `auth` and `secret`"):
         connect(auth="api_key", secret=SecretStr("wrong")).describe_table({"id": "t"})
     assert len(server.seen) == 2
+    with pytest.raises(lance.UnauthenticatedError, match="No credentials were sent: set `auth` and `secret`"):
+        connect().describe_table({"id": "t"})
 
 
 def test_bearer(server: FaultServer, connect) -> None:
