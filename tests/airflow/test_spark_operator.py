@@ -448,7 +448,7 @@ class TestSpec:
         run = run_dag(dag)
         assert run.state == "failed"
         assert run.instance("fill").try_number == 1
-        assert "failed in validate: " in failures.text
+        assert "failed in validate." in failures.text
         assert "nothing" in failures.text
 
     @pytest.mark.parametrize(
