@@ -9,6 +9,8 @@ import enum
 
 #: The context entry that names a submit, so that one sent twice cannot become two jobs.
 IDEMPOTENCY_KEY = "idempotency-key"
+#: The context entry of a declaration: what happens to a column or view of that name that is declared otherwise.
+IF_EXISTS = "if-exists"
 
 
 class JobState(str, enum.Enum):

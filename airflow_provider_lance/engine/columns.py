@@ -37,6 +37,8 @@ VIRTUAL = "virtual_column"
 VIRTUAL_DEFINITION = "virtual_column.definition"
 VIRTUAL_GROUP = "virtual_column.group"
 VIRTUAL_STRUCT_FIELD = "virtual_column.struct_field"
+#: Every metadata key of a rule begins with one of these; a field's other keys are its user's.
+RULE_PREFIXES = (COMPUTED, "computed_refresh", VIRTUAL)
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,21 @@ def virtual_fields(schema: pa.Schema, entry: Mapping[str, Any]) -> list[pa.Field
         }
         fields.append(pa.field(output["column"], kind, metadata=metadata))
     return fields
+
+
+def keeps_type(stored: pa.DataType, new: pa.DataType, *, declared: bool) -> bool:
+    """Whether values of a new rule can be stored in the column as it is.
+
+    A type that the user declared must be the column's. That of an SQL expression is Lance's choice: integers of another
+    width fit (a value out of bounds fails its job instead of being cut), and numbers fit into a wider float.
+    """
+    import pyarrow as pa
+
+    if stored == new or declared:
+        return bool(stored == new)
+    if pa.types.is_integer(stored):
+        return bool(pa.types.is_integer(new))
+    return bool(pa.types.is_float64(stored) and (pa.types.is_integer(new) or pa.types.is_floating(new)))
 
 
 def virtual_column_entry(

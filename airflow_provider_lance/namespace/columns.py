@@ -6,14 +6,16 @@ function stays the text it came as. Methods are operations of the wire by name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
+from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, UnsupportedOperationError
 
 from airflow_provider_lance.api.ids import join_id
-from airflow_provider_lance.api.job_words import JobType
+from airflow_provider_lance.api.job_words import IF_EXISTS, JobType
 from airflow_provider_lance.api.models import model
-from airflow_provider_lance.engine.columns import column_rule, computed_field, virtual_fields
+from airflow_provider_lance.engine.columns import RULE_PREFIXES, column_rule, computed_field, keeps_type, virtual_fields
+from airflow_provider_lance.engine.declarations import has_rule, rule_differences
 from airflow_provider_lance.engine.expressions import (
     expression_type,
     find_field,
@@ -25,6 +27,7 @@ from airflow_provider_lance.engine.request import validate_request
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.column_names import check_column_name
 from airflow_provider_lance.namespace.job_requests import JobRequests, job_options
+from airflow_provider_lance.namespace.tree import read_word
 
 if TYPE_CHECKING:
     import lance
@@ -42,9 +45,12 @@ class Columns:
         self._jobs = jobs
 
     def alter_table_add_columns(self, request: Any) -> Any:
+        """Add columns; with the context entry ``if-exists: replace``, exchange the rules of those that are there."""
+        replaces = read_word("if-exists", (request.context or {}).get(IF_EXISTS), ("fail", "replace")) == "replace"
         dataset = self._catalog.open(request.id, branch=request.branch)
         schema = dataset.schema
         expressions: dict[str, str] = {}
+        rules_now: dict[str, dict[str, str]] = {}
         declared: list[pa.Field] = []
         automatic: list[str] = []
         for entry in request.new_columns:
@@ -56,13 +62,16 @@ class Columns:
             if entry.expression is not None:
                 expression_type(schema, entry.expression)
                 expressions[check_column_name(entry.name)] = one_expression(entry.expression).text
-            elif entry.computed is not None:
-                declared.append(computed_field(schema, check_column_name(entry.name), entry.computed))
+                continue
+            if entry.computed is not None:
+                fields = [computed_field(schema, check_column_name(entry.name), entry.computed)]
             else:
                 fields = _virtual(schema, entry)
-                declared.extend(fields)
                 if entry.virtual_column.auto_backfill:
                     automatic.append(fields[0].name)
+            there = [field for field in fields if replaces and field.name in schema.names]
+            rules_now |= _new_rules(schema, there, entry.to_dict())
+            declared.extend(field for field in fields if field not in there)
         names = [*expressions, *(field.name for field in declared)]
         for name in names:
             if name in schema.names or names.count(name) > 1:
@@ -72,11 +81,15 @@ class Columns:
                 f"Table {join_id(request.id)} is stored in Lance's legacy format, which cannot declare columns without "
                 'values. Write the table anew with data_storage_version="stable".'
             )
-        # All of it is checked: what follows are at most two commits, one with data and one of declarations.
+        self._refuse_while_filled(request, rules_now)
+        # All of it is checked: what follows are at most three commits, one with data and two of declarations. Whoever
+        # sends the same again after a crash in between finds equal rules, which are left alone, and gets the rest.
         if expressions:
             dataset.add_columns(expressions)
         if declared:
             dataset.add_columns(declared)
+        if rules_now:
+            dataset.update_field_metadata(rules_now, replace=True)
         for name in automatic:
             if self._jobs.available():
                 self.backfill(request.id, {"column": name, "branch": request.branch})
@@ -90,8 +103,8 @@ class Columns:
                 check_column_name(entry.rename)
             if entry.virtual_column is not None:
                 raise UnsupportedOperationError(
-                    f"The function of virtual column {entry.path!r} cannot be exchanged here. Drop the column and add "
-                    "it again."
+                    f"The function of virtual column {entry.path!r} is exchanged by declaring the column again: "
+                    f"AlterTableAddColumns with the context entry {IF_EXISTS}: replace."
                 )
         return self._catalog.call("alter_table_alter_columns", request)
 
@@ -143,6 +156,18 @@ class Columns:
             environment=fields.get("manifest"),
         )
 
+    def _refuse_while_filled(self, request: Any, columns: Iterable[str]) -> None:
+        """A rule stays while a job fills its column: that job would end as done with values of the rule before."""
+        names = set(columns)
+        for job in self._jobs.live_jobs(request.id) if names else ():
+            if (job.get("spec") or {}).get("request", {}).get("column") in names:
+                error = ConcurrentModificationError(
+                    f"Job {job['job_id']} is filling {job['spec']['request']['column']!r}: wait for its end, or cancel "
+                    "it, before its rule is replaced."
+                )
+                error.instance = job["job_id"]  # type: ignore[attr-defined]
+                raise error
+
     def _open(self, place: TablePlace, fields: dict[str, Any]) -> lance.LanceDataset:
         version = fields.get("read_version")
         if version is not None and version < 1:
@@ -158,6 +183,29 @@ def _virtual(schema: pa.Schema, entry: Any) -> list[pa.Field]:
     for field in fields:
         check_column_name(field.name)
     return fields
+
+
+def _new_rules(schema: pa.Schema, fields: list[pa.Field], entry: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The whole metadata, by path, of those existing fields whose rule the entry changes; equal ones are left out."""
+    found = {}
+    for field in fields:
+        now = schema.field(field.name)
+        metadata = _text_metadata(now)
+        if not has_rule(metadata):
+            raise InvalidInputError(
+                f"Column {field.name!r} has no rule that could be replaced: a backfill would overwrite what was "
+                "written to it. Choose another name, or drop the column first."
+            )
+        if not rule_differences(metadata, entry):
+            continue
+        if not keeps_type(now.type, field.type, declared=entry.get("virtual_column") is not None):
+            raise InvalidInputError(
+                f"Column {field.name!r} is of type {now.type} and its new rule gives {field.type}: its values cannot "
+                "be kept until the next backfill. Drop the column and add it again."
+            )
+        kept = {key: value for key, value in metadata.items() if not key.startswith(RULE_PREFIXES)}
+        found[format_path([field.name])] = kept | _text_metadata(field)
+    return found
 
 
 def _text_metadata(field: pa.Field) -> dict[str, str]:

@@ -95,12 +95,16 @@ class JobRequests:
 
     def live(self, table_id: list[str]) -> list[str]:
         """The ids of the jobs that are not finished and write this table."""
+        return [job["job_id"] for job in self.live_jobs(table_id)]
+
+    def live_jobs(self, table_id: list[str]) -> list[dict[str, Any]]:
+        """The same jobs, described, without those that only plan."""
         jobs = self._jobs()
         if jobs is None:
             return []
         states = [JobState.QUEUED.value, JobState.RUNNING.value]
         rows = jobs.list_jobs({"table": join_id(table_id), "state": states})["jobs"]
-        return [row["job_id"] for row in rows]
+        return [row for row in rows if not only_plans((row.get("spec") or {}).get("options") or {})]
 
     def refuse_while_live(self, table_id: list[str]) -> None:
         """A table keeps its name while a job writes it: the job's spec holds its place."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSkipException
 
-from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.errors import CONFLICT, WireError
 from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.api.job_words import IF_EXISTS
 from airflow_provider_lance.api.versions import WITH_VERSION
 from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason, task_error
 from airflow_provider_lance.operators.rendered import given, mapping, whole_number
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from airflow_provider_lance.operators.udf import UdfColumn
 
 _NO_TABLE, _TABLE_EXISTS = 4, 5
+_CANNOT_REPLACE = (
+    "A server that cannot replace rules knows no if_exists='replace': there, drop the column and declare it again."
+)
 
 
 class _TableOperator(LanceBaseOperator):
@@ -177,8 +181,11 @@ class LanceAddColumnsOperator(_TableOperator):
     :param virtual: name → a :class:`~airflow_provider_lance.operators.udf.UdfColumn`, or the request's own entry
         (``input_columns``, ``outputs``, ``udf`` …), for Python functions; a backfill computes the values. (templated)
     :param branch: of the table. (templated)
-    :param if_exists: for columns that are there already: ``fail``, or ``skip`` those.
-    :return: ``{"table_id", "version", "added"}``.
+    :param if_exists: for columns that are there already: ``fail``; ``skip`` those whose rule is equal, and fail with
+        both texts for a different one; or ``replace`` a different rule. After that all values of the column are
+        outdated: readers see the old ones until the next backfill. ``expressions`` are not kept with the table, so they
+        are neither compared nor replaced.
+    :return: ``{"table_id", "version", "added", "replaced"}``.
     """
 
     template_fields: Sequence[str] = (*_TableOperator.template_fields, "expressions", "computed", "virtual", "branch")
@@ -190,11 +197,11 @@ class LanceAddColumnsOperator(_TableOperator):
         computed: Mapping[str, str] | None = None,
         virtual: Mapping[str, UdfColumn | Mapping[str, Any]] | None = None,
         branch: str | None = None,
-        if_exists: Literal["fail", "skip"] = "fail",
+        if_exists: Literal["fail", "skip", "replace"] = "fail",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        choice("if_exists", if_exists, "fail", "skip")
+        choice("if_exists", if_exists, "fail", "skip", "replace")
         if not (expressions or computed or virtual):
             raise ValueError("Give at least one column in `expressions`, `computed` or `virtual`.")
         self.expressions = expressions
@@ -216,18 +223,88 @@ class LanceAddColumnsOperator(_TableOperator):
             )
             for name, rule in (mapping(kind, rules) or {}).items()
         ]
-        if self.if_exists == "skip":
-            described = self.answer("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
-            there = {field["name"] for field in (described.get("schema") or {}).get("fields") or []}
-            columns = [column for column in columns if column["name"] not in there]
-            if not columns:
-                self.log.info("Every column is there already (if_exists=skip).")
-                return {"table_id": table_id, "added": [], **_kept(described, "version")}
-        answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": branch})
-        added = ", ".join(column["name"] for column in columns)
-        self.log.info("Added %s to table %s, version %s.", added, "$".join(table_id), answer.get("version"))
-        self.publish(context, table_id, version=answer.get("version"))
-        return {"table_id": table_id, "added": [column["name"] for column in columns], **_kept(answer, "version")}
+        if self.if_exists == "fail":
+            answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": branch})
+            added = [column["name"] for column in columns]
+            self.log.info("Added %s to table %s, version %s.", ", ".join(added), "$".join(table_id), answer.get("version"))
+            self.publish(context, table_id, version=answer.get("version"))
+            return {"table_id": table_id, "added": added, "replaced": [], **_kept(answer, "version")}
+        return self._declare(context, {"id": table_id, "branch": branch}, columns)
+
+    def _declare(self, context: Context, table: dict[str, Any], columns: list[dict[str, Any]]) -> dict[str, Any]:
+        """Add what is missing, leave what is equal, and replace what is different or fail with it."""
+        from airflow_provider_lance.engine.declarations import declared_columns
+
+        described, there = self._rules(table)
+        new, different = [], []
+        for column in columns:
+            names = declared_columns(column)
+            if not any(name in there for name in names):
+                new.append(column)
+            elif problems := self._differences(there, column, names):
+                different.append((column, problems))
+            else:
+                self.log.info("Column %s is there already, with an equal rule (if_exists=%s).", names, self.if_exists)
+        if different and self.if_exists == "skip":
+            told = " ".join(f"Column {column['name']!r}: {problems}." for column, problems in different)
+            raise AirflowFailException(
+                f"The table {'$'.join(table['id'])} has columns of these names with other rules. {told} "
+                "if_exists='replace' changes them."
+            )
+        for column, problems in different:
+            if "expression" in column:
+                raise AirflowFailException(
+                    f"Column {column['name']!r}: {problems}. The values of an expression are written once, so there is "
+                    "no rule to replace: declare it in `computed`, or drop the column first."
+                )
+            self.log.info("Replacing the rule of column %s: %s.", column["name"], problems)
+        result = {
+            "table_id": table["id"],
+            "added": [column["name"] for column in new],
+            "replaced": [column["name"] for column, _ in different],
+        }
+        sent = [*new, *(column for column, _ in different)]
+        if not sent:
+            return {**result, **_kept(described, "version")}
+        fields = {**table, "new_columns": sent}
+        if different:
+            fields["context"] = {IF_EXISTS: "replace"}
+        failure: AirflowException | None = None
+        try:
+            answer = self.hook.call("alter_table_add_columns", fields)
+        except WireError as error:
+            failure = task_error(error)
+            if different and error.code != CONFLICT:
+                failure = type(failure)(f"{error} {_CANNOT_REPLACE}")
+        if failure is not None:
+            raise failure
+        if different:
+            _, there = self._rules(table)
+            if any(self._differences(there, column, declared_columns(column)) for column, _ in different):
+                raise AirflowFailException(f"The server accepted the request and kept the old rules. {_CANNOT_REPLACE}")
+        done = [f"added {', '.join(result['added'])}"] if new else []
+        done += [f"replaced the rule of {', '.join(result['replaced'])}"] if different else []
+        self.log.info("Table %s: %s, version %s.", "$".join(table["id"]), " and ".join(done), answer.get("version"))
+        self.publish(context, table["id"], version=answer.get("version"))
+        return {**result, **_kept(answer, "version")}
+
+    def _rules(self, table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+        """The table as it is described, and the metadata of its columns, which holds their rules."""
+        described = self.answer("describe_table", {**table, **WITH_VERSION})
+        fields = (described.get("schema") or {}).get("fields") or []
+        return described, {field["name"]: field.get("metadata") or {} for field in fields}
+
+    def _differences(self, there: dict[str, dict[str, str]], column: dict[str, Any], names: list[str]) -> str:
+        """In what the declaration differs from the table's rules, as words; empty where they are equal."""
+        from airflow_provider_lance.engine.declarations import rule_differences
+
+        found = [f"its output {name!r} is missing" for name in names if name not in there]
+        for name in names:
+            if name in there:
+                found += [str(one) for one in rule_differences(there[name], column)]
+        if not found and "expression" in column:
+            self.log.info("The table does not keep the expression of column %s: it was not compared.", column["name"])
+        return "; ".join(dict.fromkeys(found))
 
 
 class LanceCreateTableVersionOperator(_TableOperator):
