@@ -182,7 +182,7 @@ class ChunkerView(QueryView):
         return replace(computed, changes=changes, rows_written=room, trimmed_to=self.limit)
 
     def _check_output(self) -> None:
-        stored = [(f.name, f.type) for f in self.work.state.dataset.schema if f.name != SOURCE_ROW_ID]
+        stored = [(f.name, f.type) for f in self.work.state.schema if f.name != SOURCE_ROW_ID]
         yields = [(f.name, f.type) for f in self.function.output]
         if stored != yields:
             raise JobError("plan", f"the view stores {stored}, but its function yields {yields}")

@@ -207,7 +207,7 @@ def _check_still_holds(state: ViewState, source: pa.Schema) -> None:
     assert state.definition.select is not None
     try:
         now = output_schema(state.definition.select, source)
-        stored = state.dataset.schema
+        stored = state.schema
         check_same(stored.remove(stored.get_field_index(SOURCE_ROW_ID)), now, "the view", "its query")
     except LanceNamespaceError as error:
         raise JobError(

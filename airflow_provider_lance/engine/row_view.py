@@ -56,9 +56,10 @@ class Work:
         dataset = self.state.dataset
         return Target(
             self.view,
-            dataset.schema.remove_metadata(),
+            self.state.schema,
             self.request.get("max_rows_per_fragment") or DEFAULT_ROWS_PER_FILE,
             dataset.data_storage_version,
+            new_schema=self.state.new_schema is not None,
         )
 
 
@@ -176,8 +177,9 @@ def replaced(state: ViewState, written: list[Written]) -> Computed:
     """Everything the view holds goes, ``written`` comes: in one commit, so that no reader sees the view empty."""
     old = [fragment.fragment_id for fragment in state.dataset.get_fragments()]
     new = [fragment for one in written for fragment in one.metadata()]
+    anew = state.new_schema is not None
     return Computed(
-        RowChanges(new, [], old),
+        RowChanges(new, [], [] if anew else old, state.schema if anew else None),
         sum(one.rows for one in written),
         state.dataset.count_rows() if old else 0,
         skipped=sum(one.skipped for one in written),

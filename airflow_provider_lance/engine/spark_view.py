@@ -83,7 +83,7 @@ class SparkView:
 
     def _target(self, yields: pa.Schema) -> tuple[Target, bool]:
         """Where the rows go. The first refresh settles the schema of a view that was created without one."""
-        stored = self.work.state.dataset.schema.remove_metadata()
+        stored = self.work.state.schema
         if not len(stored):
             target = replace(self.work.target, schema=_nullable(yields), new_schema=True)
             return target, True

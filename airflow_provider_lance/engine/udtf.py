@@ -172,7 +172,7 @@ class UdtfView:
         check_partition_key(definition, work.source.schema)
         self.paths = self.udtf.input_columns or tuple(format_path([name]) for name in inputs.names)
         self.function = open_function(self.udtf)
-        check_same(work.state.dataset.schema, self.function.output, "the view", "its function")
+        check_same(work.state.schema, self.function.output, "the view", "its function")
 
     def rebuild(self) -> Computed:
         work = self.work

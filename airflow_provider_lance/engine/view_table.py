@@ -7,6 +7,7 @@ two finishes it. Knows nothing of how rows are computed; the server calls :func:
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
@@ -22,7 +23,7 @@ from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.udtf_spec import refuse
 from airflow_provider_lance.engine.view_binding import bind
 from airflow_provider_lance.engine.view_commit import ViewMovedError, ViewTable, commit_next
-from airflow_provider_lance.engine.view_definition import LANCEDB_FORMAT, SOURCE_ROW_ID, ViewDefinition
+from airflow_provider_lance.engine.view_definition import LANCEDB_FORMAT, SOURCE_ROW_ID, ViewDefinition, encode_schema
 
 if TYPE_CHECKING:
     import lance
@@ -37,8 +38,11 @@ REFRESHED_AT = "mv.refreshed_at_ms"
 VIEW_VERSION = "mv.view_version"
 INCARNATION = "mv.incarnation"
 TRIMMED_TO = "mv.trimmed_to"
+NEW_SCHEMA = "mv.new_schema"  # of a replaced definition, until a refresh has written the rows of it
 OUTCOME = "mv.refresh"  # in the transaction of a row commit
 FINISHED = "mv.refreshed"  # in the transaction of a bookmark
+
+_OWN_KEYS = "mv."
 
 # Commits that leave every row as it was, so a view may be compacted and indexed between two refreshes.
 _HARMLESS = frozenset(["Rewrite", "CreateIndex", "UpdateConfig"])
@@ -72,7 +76,8 @@ class ViewState:
 
     ``points`` is where each source was at the last refresh, ``None`` when the view's rows cannot be relied on;
     ``doubt`` then says why. ``unfinished`` is a refresh whose rows are there and whose bookmark is not.
-    ``trimmed_to`` tells that the last refresh left rows out, because of ``output_limit``.
+    ``trimmed_to`` tells that the last refresh left rows out, because of ``output_limit``. ``new_schema`` is the one of
+    a definition that was replaced: the table has the old one, and its old rows, until the next refresh.
     """
 
     dataset: lance.LanceDataset
@@ -81,10 +86,16 @@ class ViewState:
     doubt: str | None = None
     unfinished: Outcome | None = None
     trimmed_to: int | None = None
+    new_schema: pa.Schema | None = None
 
     @property
     def version(self) -> int:
         return int(self.dataset.version)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows that the next refresh writes, without metadata."""
+        return self.dataset.schema.remove_metadata() if self.new_schema is None else self.new_schema
 
 
 @dataclass(frozen=True)
@@ -149,6 +160,29 @@ def create_view(
     return int(dataset.version), bound
 
 
+def replace_definition(dataset: lance.LanceDataset, empty: pa.Table) -> int:
+    """Give a view the definition of ``empty``, an :func:`empty_view`; returns the version that has it.
+
+    Only metadata changes: readers keep the old rows in the old columns until the next refresh, which rebuilds and
+    writes both in one commit. Without ``mv.source_version`` every engine takes the view for one that was not refreshed.
+    """
+    metadata = {key.decode(): value.decode() for key, value in (dataset.schema.metadata or {}).items()}
+    kept = {key: value for key, value in metadata.items() if key == INCARNATION or not key.startswith(_OWN_KEYS)}
+    wanted = {key.decode(): value.decode() for key, value in empty.schema.metadata.items()}
+    updates = {**wanted, **kept, VIEW_VERSION: str(dataset.version + 1)}
+    if not empty.schema.remove_metadata().equals(dataset.schema.remove_metadata()):
+        updates[NEW_SCHEMA] = encode_schema(empty.schema.remove_metadata())
+    dataset.update_schema_metadata(updates, replace=True)
+    return int(dataset.version)
+
+
+def read_schema(text: str) -> pa.Schema:
+    """The schema of :func:`replace_definition`, the view's own column included."""
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
 def check_partition_key(definition: ViewDefinition, source: pa.Schema) -> None:
     """Refuse to partition a table function's rows by what cannot be compared as one value."""
     import pyarrow as pa
@@ -173,6 +207,7 @@ def read_state(table: TableRef) -> ViewState:
     bookmark = int(metadata.get(VIEW_VERSION, 0))
     if points is not None and not bookmark:
         return ViewState(dataset, definition, None, "the view does not say which of its versions was refreshed")
+    new_schema = read_schema(metadata[NEW_SCHEMA]) if metadata.get(NEW_SCHEMA) else None
     unfinished: Outcome | None = None
     for version in range((bookmark or 1) + 1, dataset.version + 1):
         commit = read_commit(dataset, version)
@@ -180,11 +215,13 @@ def read_state(table: TableRef) -> ViewState:
             unfinished = Outcome.decode(commit.properties[OUTCOME])
             points, trimmed = unfinished.points, unfinished.trimmed_to
         elif not (commit is not None and commit.operation in _HARMLESS) and not _same_rows(dataset, version):
-            return ViewState(dataset, definition, None, f"the view itself was changed at its version {version}")
+            changed = f"the view itself was changed at its version {version}"
+            return ViewState(dataset, definition, None, changed, new_schema=new_schema)
     if points and unfinished is None and _doubled(dataset, definition, bookmark):
         return ViewState(dataset, definition, None, "rows are there twice: two systems refreshed it at the same moment")
-    doubt = None if points else "this is its first refresh"
-    return ViewState(dataset, definition, points, doubt, unfinished, trimmed)
+    replaced = "its definition was replaced" if bookmark else "this is its first refresh"
+    doubt = None if points else replaced
+    return ViewState(dataset, definition, points, doubt, unfinished, trimmed, new_schema)
 
 
 def read_finished(state: ViewState, job_id: str) -> tuple[Outcome, int] | None:
@@ -269,6 +306,8 @@ def write_bookmark(view: ViewTable, version: int, outcome: Outcome, job_id: str)
             updates[TRIMMED_TO] = str(outcome.trimmed_to)
         elif TRIMMED_TO.encode() in (view.table.open().schema.metadata or {}):
             updates[TRIMMED_TO] = ""
+        if NEW_SCHEMA.encode() in (view.table.open().schema.metadata or {}):
+            updates[NEW_SCHEMA] = ""
         operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap(updates))
         try:
             return commit_next(view, version, operation, {FINISHED: outcome.encode(), JOB_ID: job_id})

@@ -11,27 +11,29 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from lance_namespace.errors import LanceNamespaceError, TableNotFoundError
+from lance_namespace.errors import InvalidInputError, LanceNamespaceError, TableNotFoundError
 
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
-from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, JobState, JobType, parse_state
+from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, IF_EXISTS, JobState, JobType, parse_state
 from airflow_provider_lance.api.models import DescribeMaterializedViewResponse, ViewSource, model
+from airflow_provider_lance.engine.declarations import view_differences
 from airflow_provider_lance.engine.view_definition import (
     DEFINITION_KEY,
     ViewDefinition,
     validate_refresh_request,
 )
-from airflow_provider_lance.engine.view_table import empty_view, read_points
+from airflow_provider_lance.engine.view_table import empty_view, read_points, replace_definition
 from airflow_provider_lance.namespace.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.identifiers import table_identifier
 from airflow_provider_lance.namespace.job_requests import JobRequests
 from airflow_provider_lance.namespace.tables import Tables
-from airflow_provider_lance.namespace.tree import Tree, cut_page
+from airflow_provider_lance.namespace.tree import Tree, cut_page, read_word
 
 if TYPE_CHECKING:
     import lance
 
 _OPENED_AT_ONCE = 8
+_IF_EXISTS = ("fail", "skip", "refresh", "replace")
 
 
 class Views:
@@ -44,7 +46,12 @@ class Views:
         self._jobs = jobs
 
     def create_materialized_view(self, request: Any) -> Any:
-        """Write the empty view; with data wanted, submit its first refresh as well."""
+        """Write the empty view; with data wanted, submit its first refresh as well.
+
+        The context entry ``if-exists`` says what happens to a view of that name: ``skip`` and ``refresh`` accept an
+        equal definition, ``replace`` stores another one.
+        """
+        if_exists = read_word(IF_EXISTS, (request.context or {}).get(IF_EXISTS), _IF_EXISTS)
         fields = {key: value for key, value in request.to_dict().items() if key not in {"id", "identity", "context"}}
         definition = ViewDefinition.from_request(fields)
         if not definition.with_no_data:
@@ -52,6 +59,8 @@ class Views:
             repeated = self._repeated(request, definition)
             if repeated is not None:
                 return repeated
+        if if_exists != "fail" and self._is_view(request.id):
+            return self._declared_again(request, definition, if_exists)
         sources = self.source_ids(request.id, definition)
         place = self._tables.declare(request.id)
         try:
@@ -66,6 +75,29 @@ class Views:
             if self._catalog.open(request.id, place=place).schema.metadata == empty.schema.metadata:
                 self._tables.remove(place)
             raise
+        return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
+
+    def _declared_again(self, request: Any, definition: ViewDefinition, if_exists: str) -> Any:
+        """The answer for a view that is there: left alone, refreshed, or given another definition first."""
+        place, existing = self.definition(request.id)
+        sources = self.source_ids(request.id, definition)
+        empty, bound = empty_view(definition, lambda name: self._catalog.open(sources[name]))
+        differences = view_differences(existing, definition, bound)
+        if differences and if_exists != "replace":
+            told = "; ".join(map(str, differences))
+            raise InvalidInputError(
+                f"The view {place.name} is defined otherwise: {told}. if_exists='replace' changes it; its rows stay "
+                "until the next refresh."
+            )
+        if differences:
+            self._jobs.refuse_while_live(list(request.id))
+            version = replace_definition(self._catalog.open(request.id, place=place), empty)
+            existing = bound
+        else:
+            version = self._catalog.open(request.id, place=place).version
+        # Without differences too: a try before this one may have ended between the definition and its refresh.
+        fills = if_exists != "skip" and not definition.with_no_data
+        job_id = self._submit(place, existing, {}, request.context) if fills else None
         return model("CreateMaterializedViewResponse")(version=version, job_id=job_id)
 
     def _repeated(self, request: Any, definition: ViewDefinition) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from airflow.providers.common.compat.sdk import AirflowFailException
+
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.job_words import JobType
+from airflow_provider_lance.api.ids import Identifier, join_id
+from airflow_provider_lance.api.job_words import IF_EXISTS, JobType
 from airflow_provider_lance.operators.base import choice
 from airflow_provider_lance.operators.rejoin import submitted_before
 from airflow_provider_lance.operators.rendered import given, mapping, rendered_fields, text, truth, whole_number
@@ -64,7 +66,9 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
     :param udtf_spec: the function of a ``udtf`` or ``chunker`` view. (templated)
     :param with_no_data: only define it. (templated)
     :param auto_refresh: let the server refresh it when its source moves. (templated)
-    :param if_exists: ``fail``; ``skip`` (succeed without a job); or ``refresh`` the view that is there.
+    :param if_exists: for a view that is there: ``fail``; ``skip`` (succeed without a job) or ``refresh`` it, both only
+        if its definition is equal to this one, and fail with both texts otherwise; or ``replace`` a different
+        definition and refresh. Readers keep the old rows, in the old columns, until that refresh.
     """
 
     operation = "create_materialized_view"
@@ -91,7 +95,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         udtf_spec: dict[str, Any] | None = None,
         with_no_data: bool = False,
         auto_refresh: bool | None = None,
-        if_exists: Literal["fail", "skip", "refresh"] = "fail",
+        if_exists: Literal["fail", "skip", "refresh", "replace"] = "fail",
         **kwargs: Any,
     ) -> None:
         super().__init__(table_id=table_id, **kwargs)
@@ -99,7 +103,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
             raise ValueError("Give the view either as `query`, or as `kind`, `source_query` and `output_schema`.")
         if source_query is not None and (kind is None or output_schema is None):
             raise ValueError("`source_query` needs `kind` and `output_schema` beside it.")
-        choice("if_exists", if_exists, "fail", "skip", "refresh")
+        choice("if_exists", if_exists, "fail", "skip", "refresh", "replace")
         self.query = query
         self.kind = kind
         self.source_query = source_query
@@ -121,22 +125,57 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         }
         return {name: value for name, value in fields.items() if value is not None}
 
+    def options(self) -> dict[str, str]:
+        return {} if self.if_exists == "fail" else {IF_EXISTS: self.if_exists}
+
     def submit(self, context: Context, table_id: list[str]) -> dict[str, Any]:
+        ours = submitted_before(context)
+        sent = self._request_context(context, table_id)
+        if ours and self.if_exists == "skip":
+            sent[IF_EXISTS] = "refresh"  # an earlier try created the view; its data is still to come
         try:
-            return super().submit(context, table_id)
+            answer = self.hook.call(self.operation, {"id": table_id, **self.request(), "context": sent})
+            if self.if_exists == "skip" and not answer.get("job_id"):
+                self.log.info("The view is there, at version %s, or was only to be defined.", answer.get("version"))
+            return answer
         except WireError as error:
-            ours = submitted_before(context)
             if error.code != _TABLE_EXISTS or (self.if_exists == "fail" and not ours):
                 raise
-            if ours:
-                self.log.info("An earlier try created the view; its data is still to come.")
-            else:
-                self.log.info("The view is there already (if_exists=%s).", self.if_exists)
+        # The server does not compare definitions itself.
+        if ours:
+            self.log.info("An earlier try created the view; its data is still to come.")
+        else:
+            self._compare(table_id)
         if self.if_exists == "skip" and not ours:
             return {"version": self.hook.current_version(table_id)}
         return self.hook.call(
             "refresh_materialized_view", {"id": table_id, "context": self._request_context(context, table_id)}
         )
+
+    def _compare(self, table_id: list[str]) -> None:
+        """Compare with what a server tells of its view, where the server itself does not; fails for another one."""
+        query: Any = None
+        try:
+            query = self.hook.call("describe_materialized_view", {"id": table_id}).get("query")
+        except WireError as error:
+            self.log.info("The server does not describe its view: %s", error)
+        wanted = self.query if self.query is not None else self.source_query
+        if not isinstance(query, str) or not query.strip():
+            self.log.warning(
+                "The view is there already, and the server does not tell its query: it was not compared with this one."
+            )
+        elif _words(query) != _words(str(wanted)):
+            raise AirflowFailException(
+                f"The view {join_id(table_id)} is defined otherwise: query is {query!r} there and {wanted!r} here. "
+                "This server cannot change it: drop the view and create it again."
+            )
+        else:
+            self.log.info("The view is there already, with an equal query (if_exists=%s).", self.if_exists)
+
+
+def _words(query: str) -> list[str]:
+    """A query's text without its line breaks and indentation; servers may quote names that need no quotes."""
+    return query.replace("`", "").rstrip("; \n").split()
 
 
 class LanceRefreshMaterializedViewOperator(_ViewOperator):
