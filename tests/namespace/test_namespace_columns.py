@@ -174,8 +174,10 @@ class TestBackfill:
             "managed": True,
             "tables": {},
         }
-        assert submission.locks == ("people|main|n",)
+        assert submission.locks == (), "a plan writes nothing"
         assert submission.context == context
+        namespace.alter_table_backfill_columns({"id": ["people"], **request})
+        assert jobs.submissions[1].locks == ("people|main|n",)
         assert (submission.cluster, submission.environment) == ("external", "torch")
 
     @pytest.mark.parametrize(
