@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier, join_id
 from airflow_provider_lance.api.job_words import IF_EXISTS, JobType
-from airflow_provider_lance.operators.base import choice
+from airflow_provider_lance.operators.base import choice, log_reason
 from airflow_provider_lance.operators.rejoin import submitted_before
 from airflow_provider_lance.operators.rendered import given, mapping, rendered_fields, text, truth, whole_number
 from airflow_provider_lance.operators.submit import LanceJobOperator
@@ -165,10 +165,11 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
                 "The view is there already, and the server does not tell its query: it was not compared with this one."
             )
         elif _words(query) != _words(str(wanted)):
-            raise AirflowFailException(
+            failed = AirflowFailException(
                 f"The view {join_id(table_id)} is defined otherwise: query is {query!r} there and {wanted!r} here. "
                 "This server cannot change it: drop the view and create it again."
             )
+            raise log_reason(self.log, failed)
         else:
             self.log.info("The view is there already, with an equal query (if_exists=%s).", self.if_exists)
 

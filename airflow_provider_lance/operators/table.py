@@ -226,7 +226,9 @@ class LanceAddColumnsOperator(_TableOperator):
         if self.if_exists == "fail":
             answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": branch})
             added = [column["name"] for column in columns]
-            self.log.info("Added %s to table %s, version %s.", ", ".join(added), "$".join(table_id), answer.get("version"))
+            self.log.info(
+                "Added %s to table %s, version %s.", ", ".join(added), "$".join(table_id), answer.get("version")
+            )
             self.publish(context, table_id, version=answer.get("version"))
             return {"table_id": table_id, "added": added, "replaced": [], **_kept(answer, "version")}
         return self._declare(context, {"id": table_id, "branch": branch}, columns)
@@ -247,10 +249,11 @@ class LanceAddColumnsOperator(_TableOperator):
                 self.log.info("Column %s is there already, with an equal rule (if_exists=%s).", names, self.if_exists)
         if different and self.if_exists == "skip":
             told = " ".join(f"Column {column['name']!r}: {problems}." for column, problems in different)
-            raise AirflowFailException(
+            failed = AirflowFailException(
                 f"The table {'$'.join(table['id'])} has columns of these names with other rules. {told} "
                 "if_exists='replace' changes them."
             )
+            raise log_reason(self.log, failed)
         for column, problems in different:
             if "expression" in column:
                 raise AirflowFailException(
@@ -277,11 +280,14 @@ class LanceAddColumnsOperator(_TableOperator):
             if different and error.code != CONFLICT:
                 failure = type(failure)(f"{error} {_CANNOT_REPLACE}")
         if failure is not None:
-            raise failure
+            raise log_reason(self.log, failure)
         if different:
             _, there = self._rules(table)
             if any(self._differences(there, column, declared_columns(column)) for column, _ in different):
-                raise AirflowFailException(f"The server accepted the request and kept the old rules. {_CANNOT_REPLACE}")
+                raise log_reason(
+                    self.log,
+                    AirflowFailException(f"The server accepted the request and kept the old rules. {_CANNOT_REPLACE}"),
+                )
         done = [f"added {', '.join(result['added'])}"] if new else []
         done += [f"replaced the rule of {', '.join(result['replaced'])}"] if different else []
         self.log.info("Table %s: %s, version %s.", "$".join(table["id"]), " and ".join(done), answer.get("version"))
