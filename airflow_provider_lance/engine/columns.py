@@ -273,6 +273,12 @@ def virtual_column_entry(
     import pyarrow as pa
     from lance.schema import schema_to_json
 
+    for output, kind in outputs.items():
+        if _has_map(kind):
+            raise invalid(
+                f"Output {output!r} is of type {kind}: Lance's API has no words for maps. Declare a list of structs "
+                "with key and value instead, pa.list_(pa.struct([('key', …), ('value', …)]))."
+            )
     types = schema_to_json(pa.schema(list(outputs.items())))["fields"]
     return {
         "input_columns": list(inputs),
@@ -286,6 +292,12 @@ def virtual_column_entry(
         "udf_name": name,
         "udf_version": version,
     }
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_map(kind)) or any(_has_map(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _text_metadata(field: pa.Field) -> dict[str, str]:

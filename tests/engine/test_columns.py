@@ -176,6 +176,15 @@ def test_a_virtual_column_must_be_nullable_and_know_its_inputs():
         virtual_fields(SCHEMA, entry)
 
 
+@pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.map_(pa.string(), pa.int64()))])
+def test_a_map_output_is_refused_with_what_to_declare_instead(kind):
+    with pytest.raises(InvalidInputError, match=r"Output 'm' is of type .*list of structs with key and value"):
+        virtual_column_entry(wrap("m:f"), inputs=["id"], outputs={"m": kind})
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.int64())]))
+    (field,) = virtual_fields(SCHEMA, virtual_column_entry(wrap("m:f"), inputs=["id"], outputs={"m": pairs}))
+    assert field.type == pairs
+
+
 # --- envelopes -------------------------------------------------------------------------------------------------------
 
 
