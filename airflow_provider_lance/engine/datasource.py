@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import Filter
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 # Rows per Arrow batch on the way into the JVM; Spark's default of 10,000 spends its time on batch borders.
 BATCH_ROWS = 65_536
 _WAY_OUT = "Cast it in a view of that table alone, which Lance computes, and let this view read that one."
+# How the names begin of sources that filters are pushed to.
+FILTERING = "filtering_"
 _COMPARISONS = {
     "EqualTo": "=",
     "GreaterThan": ">",
@@ -76,7 +78,7 @@ def spark_table(session: SparkSession, source: LanceSource, *, push_filters: boo
     Let filters be pushed only where a plan scans the DataFrame once: Spark keeps the answer of ``pushFilters`` per
     registered source, so the last scan that is planned would decide which rows all of them read.
     """
-    name = f"lance_{uuid.uuid4().hex}"
+    name = f"{FILTERING if push_filters else ''}lance_{uuid.uuid4().hex}"
 
     # A class per table: Spark pickles it into its workers, and with it what the reader needs.
     class Registered(LanceTable):
@@ -93,19 +95,52 @@ def spark_table(session: SparkSession, source: LanceSource, *, push_filters: boo
 
 def spark_struct(schema: pa.Schema) -> StructType:
     """The Spark types of a table's columns; JobError names the one that has none."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
 
     fields = []
     for field in schema:
-        one = spark_schema([field])
-        try:
-            # Spark 4.0 would make instants of timestamps without a time zone.
-            fields += from_arrow_schema(one, prefer_timestamp_ntz=True).fields
-        except PySparkException as error:
-            raise JobError("plan", f"Spark has no type for column {field.name} ({field.type}). {_WAY_OUT}") from error
+        converted = _spark_field(field)
+        if converted is None:
+            raise JobError("plan", f"Spark has no type for column {field.name} ({field.type}). {_WAY_OUT}")
+        fields.append(converted)
     return StructType(fields)
+
+
+def readable_columns(schema: pa.Schema) -> list[str]:
+    """The columns of a table that have a Spark type."""
+    return [field.name for field in schema if _spark_field(field) is not None]
+
+
+def placeholder_struct(schema: pa.Schema) -> StructType:
+    """The Spark types of a table's columns, for planning: a column that has none is of type void."""
+    from pyspark.sql.types import NullType, StructField, StructType
+
+    return StructType([_spark_field(field) or StructField(field.name, NullType()) for field in schema])
+
+
+def _spark_field(field: pa.Field) -> StructField | None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if _too_precise(field.type):
+        return None
+    try:
+        # Spark 4.0 would make instants of timestamps without a time zone.
+        (converted,) = from_arrow_schema(spark_schema([field]), prefer_timestamp_ntz=True).fields
+    except PySparkException:
+        return None
+    return converted
+
+
+def _too_precise(kind: pa.DataType) -> bool:
+    """Whether there is a decimal of more digits than Spark's 38, also inside lists and structs."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision > 38)
+    if pa.types.is_dictionary(kind):
+        return _too_precise(kind.value_type)
+    return any(_too_precise(kind.field(at).type) for at in range(kind.num_fields))
 
 
 class LanceTable(DataSource):
@@ -172,10 +207,13 @@ class FilteringReader(LanceReader):
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    try:
-        return batch.cast(schema)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"Spark cannot hold what a column has: {error}. {_WAY_OUT}") from None
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"Spark cannot hold what column {field.name} has: {error}. {_WAY_OUT}") from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def spark_schema(schema: Iterable[pa.Field]) -> pa.Schema:
@@ -216,6 +254,8 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
         return pa.time64("ns")
     if types.is_date(kind):
         return pa.date32()
+    if types.is_map(kind):
+        return pa.map_(spark_type(kind.key_type), spark_type(kind.item_type))
     if types.is_struct(kind):
         return pa.struct([pa.field(child.name, spark_type(child.type), child.nullable) for child in kind])
     return kind

@@ -7,16 +7,25 @@ back. Commits nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.sql_text import repeated_names
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.datasource import BATCH_ROWS, LanceSource, spark_table, spark_type
+from airflow_provider_lance.engine.datasource import (
+    BATCH_ROWS,
+    FILTERING,
+    LanceSource,
+    placeholder_struct,
+    readable_columns,
+    spark_table,
+    spark_type,
+)
 from airflow_provider_lance.engine.row_view import Computed, Work, replaced
 from airflow_provider_lance.engine.scan_tasks import FragmentWriter, Target
 from airflow_provider_lance.engine.session import default_parallelism
+from airflow_provider_lance.engine.spark_plan import TableReads, read_plan, scans
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.watched import run_watched
 
@@ -36,24 +45,36 @@ class SparkView:
     def rebuild(self) -> Computed:
         from pyspark.errors import PySparkException
 
+        from airflow_provider_lance.definitions.spark_sql import SparkQuery
+
         work = self.work
         work.meter.phase("plan")
         session = self._session()
+        names = {name: f"lance_source_{number}" for number, name in enumerate(self.sources)}
+        query = SparkQuery(self.query).renamed(names)
         try:
-            frame = session.sql(self._register(session))
-            yields = arrow_schema(frame)
+            reads = self._reads(session, query, names)
+            once = [name for name in self.sources if reads[name].once]
+            frame = self._frame(session, query, names, reads, push_filters=once)
+            target, settled = self._target(arrow_schema(frame))
+            result = self._written(frame, target)
+            if any(count > 1 for source, count in scans(result).items() if source.startswith(FILTERING)):
+                # The plan that will run differs from the one over empty tables.
+                result = self._written(self._frame(session, query, names, reads, push_filters=()), target)
         except PySparkException as error:
             raise JobError("plan", f"Spark cannot plan the view's query: {_first_line(error)}") from error
-        target, settled = self._target(yields)
-        if work.request.get("concurrency"):
-            frame = frame.coalesce(work.request["concurrency"])
         work.meter.phase("compute")
-        rows = run_watched(work.context, frame.mapInArrow(FragmentWriter(target), "written string").collect)
+        rows = run_watched(work.context, result.collect)
         written = [FragmentWriter.read(number, row.written) for number, row in enumerate(rows)]
         computed = replaced(work.state, written)
         if not settled:
             return computed
         return replace(computed, changes=replace(computed.changes, removed=[], schema=target.schema))
+
+    def _written(self, frame: DataFrame, target: Target) -> DataFrame:
+        if self.work.request.get("concurrency"):
+            frame = frame.coalesce(self.work.request["concurrency"])
+        return frame.mapInArrow(FragmentWriter(target), "written string")
 
     def _session(self) -> SparkSession:
         # A session of its own: temporary views and settings of this job end with it.
@@ -68,18 +89,30 @@ class SparkView:
             session.conf.set("spark.sql.shuffle.partitions", str(2 * default_parallelism(session.sparkContext)))
         return session
 
-    def _register(self, session: SparkSession) -> str:
-        """Make every source a temporary view and return the query over those views."""
-        from airflow_provider_lance.definitions.spark_sql import SparkQuery
+    def _reads(self, session: SparkSession, query: str, names: Mapping[str, str]) -> dict[str, TableReads]:
+        """What the query reads of each source."""
+        schemas = {names[name]: placeholder_struct(dataset.schema) for name, (_, dataset) in self.sources.items()}
+        reads = read_plan(session, query, schemas)
+        return {name: reads[view] for name, view in names.items()}
 
-        query, names = SparkQuery(self.query), {}
-        for number, (name, (table, dataset)) in enumerate(self.sources.items()):
-            columns = query.columns_named(dataset.schema.names)
-            source = LanceSource.of(table, dataset, columns, default_parallelism(session.sparkContext))
-            view = f"lance_source_{number}"
-            spark_table(session, source).createOrReplaceTempView(view)
-            names[name] = view
-        return query.renamed(names)
+    def _frame(
+        self,
+        session: SparkSession,
+        query: str,
+        names: Mapping[str, str],
+        reads: Mapping[str, TableReads],
+        *,
+        push_filters: Collection[str],
+    ) -> DataFrame:
+        """The query over its sources, each of them a temporary view."""
+        partitions = default_parallelism(session.sparkContext)
+        for name, (table, dataset) in self.sources.items():
+            # Spark's Python data sources cannot prune columns themselves. They need one, also for count(*).
+            columns = [column for column in dataset.schema.names if column in reads[name].columns]
+            source = LanceSource.of(table, dataset, columns or readable_columns(dataset.schema)[:1], partitions)
+            frame = spark_table(session, source, push_filters=name in push_filters)
+            _with_unread(frame, source, dataset.schema).createOrReplaceTempView(names[name])
+        return session.sql(query)
 
     def _target(self, yields: pa.Schema) -> tuple[Target, bool]:
         """Where the rows go. The first refresh settles the schema of a view that was created without one."""
@@ -95,6 +128,22 @@ class SparkView:
             say = lambda schema: ", ".join(f"{field.name}: {field.type}" for field in schema)  # noqa: E731
             raise JobError("plan", f"the view's columns are ({say(stored)}), but its query yields ({say(yields)}).")
         return self.work.target, False
+
+
+def _with_unread(frame: DataFrame, source: LanceSource, schema: pa.Schema) -> DataFrame:
+    """``frame`` with all columns of its table. Those that are not read fail the query that reads them after all."""
+    from pyspark.sql import functions
+
+    if source.schema.names == schema.names:
+        return frame
+    # By position: a name may contain dots and backticks.
+    frame = frame.toDF(*(f"c{at}" for at in range(len(source.schema))))
+    read = {name: functions.col(f"c{at}") for at, name in enumerate(source.schema.names)}
+    columns = []
+    for field in placeholder_struct(schema):
+        unread = functions.raise_error(functions.lit(f"column {field.name} was planned as one that is not read"))
+        columns.append(read.get(field.name, unread.cast(field.dataType)).alias(field.name))
+    return frame.select(*columns)
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:

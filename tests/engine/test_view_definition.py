@@ -115,25 +115,6 @@ def test_tables_are_renamed_and_keep_their_alias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "columns"),
-    [
-        ("SELECT team, count(*) FROM t GROUP BY team", ["team"]),
-        ("SELECT count(*) FROM t", ["id"]),
-        ("SELECT ID * 2 AS d FROM t", ["id"]),
-        ("SELECT t.* FROM t JOIN u ON t.id = u.id", ["id", "team", "big"]),
-        ("SELECT DISTINCT * FROM t", ["id", "team", "big"]),
-        ("SELECT id, to_json(struct(*)) AS j FROM t ORDER BY id", ["id", "team", "big"]),
-        ("SELECT team, count ( * ) * 2 AS n FROM t GROUP BY team", ["team"]),
-        ("SELECT x FROM t PIVOT (count(id) FOR team IN ('a' AS x))", ["id", "team", "big"]),
-        (r"SELECT team FROM t WHERE team <> 'it\'s' AND big <> 'it\'s' GROUP BY team", ["team", "big"]),
-        ("SELECT x FROM t NATURAL JOIN u", ["id", "team", "big"]),
-    ],
-)
-def test_only_the_columns_a_query_names_are_read(sql: str, columns: list[str]) -> None:
-    assert SparkQuery(sql).columns_named(["id", "team", "big"]) == columns
-
-
-@pytest.mark.parametrize(
     ("body", "sentence"),
     [
         ({"query": "DROP TABLE people"}, "must be a SELECT"),

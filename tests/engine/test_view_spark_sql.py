@@ -12,10 +12,19 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 from pyspark.sql.pandas import types as pandas_types
+from pyspark.sql.types import StructType
 
+from airflow_provider_lance.engine import spark_plan, spark_view
 from airflow_provider_lance.engine.context import JobError
-from airflow_provider_lance.engine.datasource import LanceSource, lance_filter, spark_struct, spark_table
-from airflow_provider_lance.engine.spark_view import arrow_schema
+from airflow_provider_lance.engine.datasource import (
+    LanceSource,
+    lance_filter,
+    readable_columns,
+    spark_struct,
+    spark_table,
+)
+from airflow_provider_lance.engine.spark_plan import TableReads, read_plan
+from airflow_provider_lance.engine.spark_view import SparkView, arrow_schema
 from airflow_provider_lance.engine.table import TableRef
 from airflow_provider_lance.engine.view_definition import encode_schema
 from tests.engine.view_world import World
@@ -162,7 +171,7 @@ def test_what_spark_cannot_hold_is_refused_with_a_way_out(world: World) -> None:
     months = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
     world.table("events", pa.table({"id": [1], "at": fine}))
     world.view("newest", "SELECT id, max(at) AS at FROM events GROUP BY id")
-    with pytest.raises(JobError, match=r"would lose data.* Cast it in a view of that table alone"):
+    with pytest.raises(JobError, match=r"column at has.* would lose data.* Cast it in a view of that table alone"):
         world.refresh("newest")
     world.view("rounded", "SELECT id, cast(at AS timestamp(6)) AS at FROM events")
     world.view("newest_rounded", "SELECT id, max(at) AS at FROM rounded GROUP BY id")
@@ -170,6 +179,41 @@ def test_what_spark_cannot_hold_is_refused_with_a_way_out(world: World) -> None:
     assert world.refresh("newest_rounded")["rows_written"] == 1
     with pytest.raises(JobError, match=r"no type for column months \(month_day_nano_interval\)"):
         spark_struct(pa.schema([("months", months.type)]))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.decimal256(50, 2),
+        pa.list_(pa.decimal256(40, 0)),
+        pa.struct([("inner", pa.decimal256(60, 1))]),
+        pa.list_(pa.struct([("inner", pa.month_day_nano_interval())])),
+    ],
+)
+def test_a_type_that_spark_lacks_matters_only_where_its_column_is_read(world: World, kind: pa.DataType) -> None:
+    source = pa.schema([("id", pa.int64()), ("wide", kind)])
+    assert readable_columns(source) == ["id"]
+    with pytest.raises(JobError, match=r"no type for column wide \(.*\)\. Cast it in a view of that table alone"):
+        spark_struct(source)
+
+
+def test_a_decimal_that_spark_cannot_hold_is_named_with_a_way_out(world: World) -> None:
+    wide = pa.array([Decimal("1.25"), Decimal("2.50")], pa.decimal256(50, 2))
+    world.table("prices", pa.table({"price": wide, "id": [1, 2]}))
+    world.view("counted", "SELECT count(*) AS n, max(id) AS id FROM prices")
+    world.refresh("counted")
+    assert world.rows("counted") == [(2, 2)]
+    world.view("total", "SELECT sum(price) AS total FROM prices")
+    with pytest.raises(
+        JobError, match=r"no type for column price \(decimal256\(50, 2\)\)\. Cast it in a view"
+    ) as failed:
+        world.refresh("total")
+    assert failed.value.phase == "plan"
+    world.view("narrow", "SELECT id, cast(price AS decimal(38, 2)) AS price FROM prices")
+    world.view("narrow_total", "SELECT sum(price) AS total FROM narrow")
+    world.refresh("narrow")
+    world.refresh("narrow_total")
+    assert world.rows("narrow_total") == [(Decimal("3.75"),)]
 
 
 @pytest.mark.parametrize("version", ["4.0", "4.2"])
@@ -237,6 +281,96 @@ def test_fragments_are_partitions_and_filters_are_pushed_down(world: World, spar
     assert sorted(row.id for row in chosen.collect()) == [30, 34, 38]
     plan = chosen._jdf.queryExecution().toString()
     assert "hidden" not in plan
+
+
+@pytest.fixture(scope="module")
+def planning_session(spark: Any) -> Any:
+    return spark.newSession()
+
+
+EVERYTHING = {"id", "team", "big", "more"}
+
+
+@pytest.mark.parametrize(
+    ("query", "columns", "once"),
+    [
+        ("SELECT team, count(*) FROM t GROUP BY team", {"team"}, True),
+        ("SELECT count(*) FROM t", set(), True),
+        ("SELECT ID * 2 AS d FROM t", {"id"}, True),
+        ("SELECT * FROM (SELECT id, team FROM t WHERE more > 1) WHERE id > 2", {"id", "team", "more"}, True),
+        ("SELECT t.* FROM t JOIN u ON t.id = u.id", EVERYTHING, True),
+        ("SELECT DISTINCT * FROM t", EVERYTHING, True),
+        ("SELECT id, to_json(struct(*)) AS j FROM t ORDER BY id", EVERYTHING, True),
+        ("SELECT id FROM u UNION ALL SELECT team FROM t", {"team"}, True),
+        ("SELECT * FROM u UNION ALL SELECT * FROM t", EVERYTHING, True),
+        ("SELECT big.inner FROM t", {"big"}, True),
+        ("SELECT u.id FROM u NATURAL JOIN (SELECT id, team FROM t)", {"id", "team"}, True),
+        ("SELECT id, sum(more) OVER (PARTITION BY team ORDER BY id) FROM t", {"id", "team", "more"}, True),
+        ("SELECT id, e FROM t LATERAL VIEW explode(array(team, more)) AS e LIMIT 3", {"id", "team", "more"}, True),
+        ("SELECT id FROM t UNION ALL SELECT team FROM t", {"id", "team"}, False),
+        ("SELECT (SELECT max(id) FROM t), (SELECT max(team) FROM t) FROM u", {"id", "team"}, False),
+        ("WITH c AS (SELECT * FROM t) SELECT a.id FROM c a JOIN c b ON a.team = b.team", {"id", "team"}, False),
+        ("WITH c AS (SELECT id, rand() AS r FROM t) SELECT a.id FROM c a JOIN c b USING (id)", {"id"}, False),
+        ("SELECT id FROM t WHERE false UNION ALL SELECT team FROM t", {"team"}, False),
+        (
+            "WITH RECURSIVE c AS (SELECT 1L AS id UNION ALL SELECT t.id FROM c JOIN t ON team = c.id) SELECT * FROM c",
+            EVERYTHING,
+            False,
+        ),
+    ],
+)
+def test_the_plan_tells_the_columns_and_how_often_a_table_is_read(
+    planning_session: Any, query: str, columns: set[str], once: bool
+) -> None:
+    fields = StructType.fromDDL("id long, team long, big struct<inner: string>, more long")
+    reads = read_plan(planning_session, query, {"u": fields, "t": fields})
+    assert (reads["t"].columns, reads["t"].once) == (columns, once)
+
+
+def test_a_plan_that_is_not_understood_costs_speed_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(*_: Any) -> Any:
+        raise AttributeError("no such method in this Spark")
+
+    monkeypatch.setattr(spark_plan, "_reads", renamed)
+    world.view("chosen", "SELECT a.id, b.name FROM sales a JOIN shops b USING (shop) WHERE a.id > 35 AND b.shop < 2")
+    world.refresh("chosen")
+    assert world.rows("chosen") == [(36, "zero"), (37, "one")]
+
+
+def test_filters_are_not_pushed_where_the_plan_that_runs_scans_a_table_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {"sales": TableReads(frozenset(["id"]), once=True)}
+    monkeypatch.setattr(SparkView, "_reads", lambda *_: wrong)
+    world.view("ends", "SELECT id FROM sales WHERE id < 2 UNION ALL SELECT id FROM sales WHERE id > 37")
+    world.refresh("ends")
+    assert world.rows("ends") == [(0,), (1,), (38,), (39,)]
+
+
+def test_a_column_that_was_not_planned_fails_instead_of_being_null(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {"sales": TableReads(frozenset(["id"]), once=True)}
+    monkeypatch.setattr(SparkView, "_reads", lambda *_: wrong)
+    world.view("amounts", "SELECT id, max(amount) AS amount FROM sales GROUP BY id")
+    with pytest.raises(JobError, match="column amount was planned as one that is not read"):
+        world.refresh("amounts")
+
+
+def test_only_columns_that_are_read_leave_the_table(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = []
+
+    def remember(session: Any, source: LanceSource, *, push_filters: bool) -> Any:
+        sources.append((source.schema.names, push_filters))
+        return spark_table(session, source, push_filters=push_filters)
+
+    monkeypatch.setattr(spark_view, "spark_table", remember)
+    world.table("odd", pa.table({"a b": [1, 2], "more": [3, 4], "note": ["x", "y"], "shop": [0, 1]}))
+    query = "SELECT * FROM (SELECT `a b`, more AS t FROM odd WHERE shop > 0) q JOIN shops ON q.t > shops.shop"
+    world.view("chosen", query)
+    world.refresh("chosen")
+    assert world.rows("chosen") == [(2, 4, 0, "zero"), (2, 4, 1, "one"), (2, 4, 2, "two")]
+    assert sources == [(["a b", "more", "shop"], True), (["shop", "name"], True)]
 
 
 @pytest.mark.parametrize(
