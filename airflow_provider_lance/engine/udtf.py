@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-_KEY, _POSITION = "__key", "__position"
+_KEY, _ROW_ID = "__key", "__row_id"
+# Rows of a partition that are fetched at once.
+TAKE_ROWS = 16_384
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Partitioning:
     def find(
         self, dataset: lance.LanceDataset, select: SimpleSelect, bucket: int, buckets: int
     ) -> Iterator[np.ndarray]:
-        """The rows (as positions in the table) of every partition that falls to ``bucket``, in a stable order.
+        """The ids of the rows of every partition that falls to ``bucket``, in a stable order.
 
         Rows that no list of an index has, because their vector is null, are a partition of their own: the last one.
         """
@@ -60,26 +62,27 @@ class Partitioning:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        keys, positions = self._scan(dataset, select)
+        keys, row_ids = self._scan(dataset, select)
         if self.index is not None:
             reader = _index_reader(dataset, self.index)
             lists = reader.num_partitions()
             for number in range(bucket, lists + 1, buckets):
                 chosen = range(lists) if number == lists else [number]
                 members = pc.is_in(keys, value_set=_listed_rows(reader, chosen)).to_numpy()
-                found = positions[~members if number == lists else members]
+                found = row_ids[~members if number == lists else members]
                 if len(found):
                     yield found
         elif self.expression is None:
-            if len(positions):
-                yield positions
-        else:
-            encoded = keys.combine_chunks().dictionary_encode(null_encoding="encode")
-            codes = encoded.indices.to_numpy()
+            if len(row_ids):
+                yield row_ids
+        elif len(row_ids):
+            # Chunk by chunk: the keys together may be more text than one Arrow array holds.
+            encoded = keys.dictionary_encode(null_encoding="encode")  # with one dictionary for all chunks
+            codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
             order = np.argsort(codes, kind="stable")
-            codes, positions = codes[order], positions[order]
-            groups = np.split(positions, np.flatnonzero(np.diff(codes)) + 1) if len(codes) else []
-            values = encoded.dictionary.take(pa.array(np.unique(codes))).to_pylist()
+            codes, row_ids = codes[order], row_ids[order]
+            groups = np.split(row_ids, np.flatnonzero(np.diff(codes)) + 1)
+            values = encoded.chunk(0).dictionary.take(pa.array(np.unique(codes))).to_pylist()
             for value, rows in zip(values, groups, strict=True):
                 # Not hash(): it differs from process to process, and every partition must fall to exactly one task.
                 if zlib.crc32(repr(value).encode()) % buckets == bucket:
@@ -96,12 +99,10 @@ class Partitioning:
         return max(1, int(pc.count_distinct(self._scan(dataset, select)[0], mode="all").as_py()))
 
     def _scan(self, dataset: lance.LanceDataset, select: SimpleSelect) -> tuple[pa.ChunkedArray, np.ndarray]:
-        """The key and the position of every selected row; the others may have no key (``10 / x`` WHERE ``x <> 0``)."""
-        import numpy as np
-
-        columns = {_KEY: self.expression or "_rowid"}
-        if select.filter is not None:
-            columns[_POSITION] = "_rowoffset"
+        """The key and the id of every selected row; the others may have no key (``10 / x`` WHERE ``x <> 0``)."""
+        columns = {_ROW_ID: "_rowid"}
+        if self.expression is not None:
+            columns[_KEY] = self.expression
         scanner = dataset.scanner(
             columns=columns,
             filter=select.filter,
@@ -110,7 +111,20 @@ class Partitioning:
             use_scalar_index=False,  # what is read is written, and an index may be stale
         )
         table = scanner.to_table()
-        return table[_KEY], np.arange(len(table)) if select.filter is None else table[_POSITION].to_numpy()
+        row_ids = table[_ROW_ID]
+        return row_ids if self.expression is None else equal_keys(table[_KEY]), row_ids.to_numpy()
+
+
+def equal_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Keys with one spelling of each value: SQL calls 0.0 and -0.0 equal, and groups all NaNs together."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_floating(keys.type):
+        return keys
+    keys = keys.cast(pa.float64())
+    keys = pc.if_else(pc.equal(keys, 0.0), 0.0, keys)
+    return pc.if_else(pc.is_nan(keys), float("nan"), keys)
 
 
 @dataclass(frozen=True)
@@ -132,22 +146,15 @@ class UdtfProducer:
         dataset = self.source.open(self.version)
         columns = {item.name: item.expression for item in self.select.items}
         for rows in self.partitioning.find(dataset, self.select, task.index, self.buckets):
-            data = dataset.take(rows.tolist(), columns=columns)
+            data = take_rows(dataset, rows, columns)
             figures.bytes_read += data.nbytes
-            inputs = function_inputs(data.combine_chunks().to_batches()[0], self.paths)
-            yield from self._run(call, inputs, figures)
+            yield from self._run(call, table_inputs(data, self.paths), figures)
 
-    def _run(self, call: Any, inputs: pa.RecordBatch, figures: TaskFigures) -> list[pa.RecordBatch]:
-        import pyarrow as pa
-
+    def _run(self, call: Any, inputs: pa.Table, figures: TaskFigures) -> list[pa.RecordBatch]:
         for attempt in range(1, self.errors.max_attempts + 1):
             try:
                 # Collected before the first row is passed on: a partition that fails half way leaves nothing behind.
-                return [
-                    batch
-                    for part in call(pa.Table.from_batches([inputs]))
-                    for batch in _batches(part, self.function.output)
-                ]
+                return [batch for part in call(inputs) for batch in _batches(part, self.function.output)]
             except Exception as error:
                 if self.errors.mode == "retry" and attempt < self.errors.max_attempts:
                     time.sleep(self.errors.delay(attempt))
@@ -157,6 +164,28 @@ class UdtfProducer:
                 figures.failed += inputs.num_rows
                 return []
         return []
+
+
+def take_rows(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Mapping[str, str]) -> pa.Table:
+    """The rows of these ids, in their order. A piece at a time: a batch of Lance holds 2 GiB of text at most."""
+    import pyarrow as pa
+
+    pieces = [
+        # By id: dataset.take(positions) takes minutes on a table with deleted rows.
+        dataset._take_rows(pa.array(row_ids[start : start + TAKE_ROWS]), columns=dict(columns))
+        for start in range(0, len(row_ids), TAKE_ROWS)
+    ]
+    table = pa.concat_tables(pieces)
+    if table.num_rows != len(row_ids):
+        raise RuntimeError(f"Lance found {table.num_rows} of the {len(row_ids)} rows of a partition")
+    return table
+
+
+def table_inputs(table: pa.Table, paths: tuple[str, ...]) -> pa.Table:
+    """What the function sees of a partition, in one chunk per column where Arrow can hold it in one."""
+    import pyarrow as pa
+
+    return pa.Table.from_batches([function_inputs(batch, paths) for batch in table.to_batches()]).combine_chunks()
 
 
 class UdtfView:
@@ -211,12 +240,19 @@ class UdtfView:
         if self.udtf.partition_by_indexed_column is not None:
             name = ivf_index(self.work.source, self.udtf.partition_by_indexed_column)
             assert name is not None
-            left = self.work.source.stats.index_stats(name)["num_unindexed_rows"]
+            stats = self.work.source.stats.index_stats(name)
+            left = stats["num_unindexed_rows"]
             if left:
                 raise JobError(
                     "plan",
                     f"{left} rows of the source are not in the index {name} yet, so they belong to no partition: "
                     "optimize the index, then refresh.",
+                )
+            if stats["num_indices"] > 1 and _lists_rows_twice(self.work.source, name):
+                raise JobError(
+                    "plan",
+                    f"the index {name} has rows in two of its lists, because their vectors were replaced after it was "
+                    "built, so they belong to two partitions: create the index anew, then refresh.",
                 )
             return Partitioning(index=name)
         return Partitioning(expression=self.work.state.definition.partition_key)
@@ -233,6 +269,13 @@ def _listed_rows(reader: Any, lists: Iterable[int]) -> pa.Array:
 
     chunks = [chunk for number in lists for chunk in reader.read_partition(number)["_rowid"].chunks]
     return pa.chunked_array(chunks, pa.uint64()).combine_chunks()
+
+
+def _lists_rows_twice(dataset: lance.LanceDataset, name: str) -> bool:
+    """Lance leaves replaced vectors in the older parts of an index; its own searches leave them out."""
+    reader = _index_reader(dataset, name)
+    rows = _listed_rows(reader, range(reader.num_partitions()))
+    return len(rows.unique()) != len(rows)
 
 
 def _batches(part: Any, output: pa.Schema) -> list[pa.RecordBatch]:

@@ -13,9 +13,12 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
+from airflow_provider_lance.engine import udtf as udtf_module
 from airflow_provider_lance.engine.context import JobError
 from airflow_provider_lance.engine.table_function import wrap_table_function
+from airflow_provider_lance.engine.udtf import equal_keys, table_inputs, take_rows
 from airflow_provider_lance.engine.view_definition import encode_schema
+from tests.columns_in_place import replace_column
 from tests.engine.view_functions import COUNTS
 from tests.engine.view_world import World
 
@@ -173,3 +176,50 @@ def test_resources_the_cluster_does_not_have_are_refused(world: World, spec: dic
     world.view("greedy", **udtf(**spec))
     with pytest.raises(JobError, match=message):
         world.refresh("greedy")
+
+
+def test_an_index_that_lists_a_row_twice_is_refused(world: World) -> None:
+    vectors = np.random.default_rng(1).random((600, 8), dtype=np.float32)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
+    world.table("points", pa.table({"id": range(600), "team": ["all"] * 600, "vector": lists}), rows_per_file=200)
+    world.open("points").create_index("vector", "IVF_FLAT", num_partitions=3)
+    query = "SELECT id, team, vector FROM points"
+    world.view("clusters", **udtf(query=query, partition_by_indexed_column="vector", input_columns=["id", "team"]))
+    first = world.open("points").get_fragments()[0]
+    replace_column(world.open("points"), "vector", {first: lists.slice(200, 200)})
+    world.open("points").optimize.optimize_indices(num_indices_to_merge=0)
+    with pytest.raises(JobError, match=r"rows in two of its lists.* create the index anew"):
+        world.refresh("clusters")
+
+
+def test_equal_numbers_are_one_partition(world: World) -> None:
+    other_nan = np.frombuffer(np.uint64(0xFFF8000000000001).tobytes(), np.float64)[0]
+    keys = [0.0, 1.5, -0.0, None, float("nan"), other_nan, None, -1.5, 1.5]
+    world.table("measured", pa.table({"id": range(9), "team": ["all"] * 9, "key": pa.array(keys, pa.float64())}))
+    query = "SELECT id, team, key FROM measured"
+    world.view("groups", **udtf(query=query, partition_by="key", input_columns=["id", "team"]))
+    world.refresh("groups")
+    assert sorted(row[2] for row in world.rows("groups")) == [[0, 2], [1, 8], [3, 6], [4, 5], [7]]
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_keys_are_spelled_one_way_whatever_their_width(kind: pa.DataType) -> None:
+    numbers = [np.float16(number) for number in (0.0, -0.0, float("nan"), 1.5)]
+    found = equal_keys(pa.chunked_array([pa.array([*numbers, None], pa.float16()).cast(kind)]))
+    assert [repr(value) for value in found.to_pylist()] == ["0.0", "0.0", "nan", "1.5", "None"]
+
+
+def test_a_partition_in_many_pieces_loses_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udtf_module, "TAKE_ROWS", 7)
+    dataset = world.open("members")
+    dataset.delete("id % 7 = 0")
+    dataset = world.open("members")
+    table = dataset.to_table(columns={"number": "id", "row_id": "_rowid"})
+    taken = take_rows(dataset, table["row_id"].to_numpy()[::-1], {"id": "id", "box": "named_struct('age', age)"})
+    assert len(taken.to_batches()) > 1
+    inputs = table_inputs(taken, ("box.age", "id"))
+    assert inputs["id"].to_pylist() == table["number"].to_pylist()[::-1]
+    assert inputs["box.age"].to_pylist() == inputs["id"].to_pylist()
+    gone = np.array([*table["row_id"].to_pylist(), 10**6], np.uint64)
+    with pytest.raises(RuntimeError, match="found 51 of the 52 rows"):
+        take_rows(dataset, gone, {"id": "id"})
