@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LanceTableCheckOperator(LanceBaseOperator):
-    """Count, compare, and fail or skip with the figures.
+    """Count, compare, and fail or end as skipped with the figures.
 
     :param table_id: the table. (templated)
     :param min_rows: at least so many rows. (templated)
@@ -28,7 +28,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
     :param predicate: an SQL predicate that every row must satisfy. A row for which it is null does not. (templated)
     :param version: of the table to check, its newest by default. (templated)
     :param branch: of the table. (templated)
-    :param on_failure: ``fail`` the task without another try, or ``skip`` it and what follows.
+    :param on_failure: ``fail`` the task without another try, or ``skip_task``: end it, and what follows, as skipped.
     :return: ``{"table_id", "version", "rows", "nulls": {…}, "violations", "problems": []}``.
     """
 
@@ -56,11 +56,11 @@ class LanceTableCheckOperator(LanceBaseOperator):
         predicate: str | None = None,
         version: int | str | None = None,
         branch: str | None = None,
-        on_failure: Literal["fail", "skip"] = "fail",
+        on_failure: Literal["fail", "skip_task"] = "fail",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        choice("on_failure", on_failure, "fail", "skip")
+        choice("on_failure", on_failure, "fail", "skip_task")
         self.table_id = table_id
         self.min_rows = min_rows
         self.max_rows = max_rows
@@ -114,7 +114,7 @@ class LanceTableCheckOperator(LanceBaseOperator):
         if problems:
             context["ti"].xcom_push(key="figures", value=figures)
             message = f"Table {'$'.join(table_id)} at version {at['version']}: {'; '.join(problems)}."
-            raise (AirflowSkipException if self.on_failure == "skip" else AirflowFailException)(message)
+            raise (AirflowSkipException if self.on_failure == "skip_task" else AirflowFailException)(message)
         return figures
 
 

@@ -12,6 +12,7 @@ from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason, task_error
 from airflow_provider_lance.operators.result import job_result, job_table, look, read_job_id
 from airflow_provider_lance.triggers.looks import FailedLooks
+from airflow_provider_lance.triggers.outcome import LOST
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
@@ -24,7 +25,8 @@ class LanceCancelJobOperator(LanceBaseOperator):
 
     :param job_id: the job, or the dict a job operator returned. (templated)
     :param wait_seconds: how long to wait for its end; 0 returns at once.
-    :param if_missing: when the server does not know the job: ``fail``, or ``skip`` the task.
+    :param if_missing: when the server does not know the job: ``fail``; ``skip`` (succeed, with the state ``LOST``); or
+        ``skip_task``: end the task as skipped.
     """
 
     template_fields: Sequence[str] = (*LanceBaseOperator.template_fields, "job_id")
@@ -34,11 +36,11 @@ class LanceCancelJobOperator(LanceBaseOperator):
         *,
         job_id: str | Mapping[str, Any],
         wait_seconds: float = 60.0,
-        if_missing: Literal["fail", "skip"] = "fail",
+        if_missing: Literal["fail", "skip", "skip_task"] = "fail",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        choice("if_missing", if_missing, "fail", "skip")
+        choice("if_missing", if_missing, "fail", "skip", "skip_task")
         self.job_id = job_id
         self.wait_seconds = wait_seconds
         self.if_missing = if_missing
@@ -55,7 +57,10 @@ class LanceCancelJobOperator(LanceBaseOperator):
             raise log_reason(self.log, failure)
         if job is None:
             message = f"The server does not know job {job_id}."
-            raise (AirflowSkipException if self.if_missing == "skip" else AirflowException)(message)
+            if self.if_missing == "skip":
+                self.log.info("%s There is nothing to cancel (if_missing=skip).", message)
+                return job_result(job_id, "", [], LOST, None)
+            raise (AirflowSkipException if self.if_missing == "skip_task" else AirflowException)(message)
         if self.wait_seconds and not job.state.terminal:
             raise AirflowException(f"Job {job_id} was told to end and still runs after {self.wait_seconds:g} s.")
         self.log.info("Job %s is %s.", job_id, job.state.value)

@@ -42,7 +42,8 @@ class LanceCreateEmptyTableOperator(_TableOperator):
     :param table_id: the table. (templated)
     :param location: where it shall be stored; the namespace chooses by default. (templated)
     :param properties: the namespace's properties for it. (templated)
-    :param if_exists: ``fail``, or ``skip`` the creation and succeed.
+    :param if_exists: for a table that is there: ``fail``, or ``skip`` the creation and succeed; a ``location`` other
+        than the table's fails then, with both.
     :return: ``{"table_id", "location", "created"}``.
     """
 
@@ -74,8 +75,12 @@ class LanceCreateEmptyTableOperator(_TableOperator):
         if answer is not None:
             self.log.info("Declared table %s at %s.", name, answer.get("location") or "a place the server did not tell")
         else:
-            self.log.info("The table %s is there already (if_exists=skip).", name)
             answer = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
+            there, wanted = _path(answer.get("location")), _path(given(self.location))
+            if wanted and there and wanted != there:
+                failed = AirflowFailException(f"The table {name} is there already, at {there}, not at {wanted}.")
+                raise log_reason(self.log, failed)
+            self.log.info("The table %s is there already, at %s (if_exists=skip).", name, there)
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "created": created, **_kept(answer, "location", "properties", "version")}
 
@@ -92,7 +97,9 @@ class LanceCreateTableOperator(_TableOperator):
     :param path: a file or folder of Parquet, CSV, JSON, Arrow or Lance data that the worker can read. (templated)
     :param file_format: of ``path``; by its ending when ``None``.
     :param properties: the namespace's properties for the table.
-    :param if_exists: ``fail``; ``skip`` the creation and succeed; or ``overwrite`` the table with a new version.
+    :param if_exists: for a table that is there: ``fail``; ``skip`` the creation and succeed, or fail with both types
+        where a column of ``schema`` is missing or of another type (``data`` and ``path`` are not compared); or
+        ``overwrite`` the table with a new version.
     :return: ``{"table_id", "version", "location", "created"}``.
     """
 
@@ -143,9 +150,39 @@ class LanceCreateTableOperator(_TableOperator):
         return {"table_id": table_id, "created": True, **_kept(answer, "version", "location")}
 
     def _there(self, context: Context, table_id: list[str], described: Mapping[str, Any]) -> dict[str, Any]:
-        self.log.info("The table %s is there already (if_exists=skip).", "$".join(table_id))
+        if self.schema is not None:
+            self._check_schema(table_id, described)
+        self.log.info(
+            "The table %s is there already, at version %s (if_exists=skip).",
+            "$".join(table_id),
+            described.get("version"),
+        )
         self.publish(context, table_id, version=described.get("version"))
         return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
+
+    def _check_schema(self, table_id: list[str], described: Mapping[str, Any]) -> None:
+        """Fail where a declared column is missing or of another type; the table may have got columns since."""
+        from airflow_provider_lance.operators.arrow import arrow_schema
+
+        fields = (described.get("schema") or {}).get("fields")
+        if not fields:
+            self.log.warning("The server does not tell the table's schema: it was not compared.")
+            return
+        there = {str(field.get("name")): _arrow_type(field) for field in fields}
+        differing = []
+        for field in arrow_schema(mapping("schema", self.schema) or {}):
+            if field.name not in there:
+                differing.append(f"{field.name} is not there")
+            elif there[field.name] is None:
+                self.log.warning("The server's word for the type of %s is not known: not compared.", field.name)
+            elif there[field.name] != field.type:
+                differing.append(f"{field.name} is {there[field.name]} there and {field.type} here")
+        if differing:
+            failed = AirflowFailException(
+                f"The table {'$'.join(table_id)} is there already, with another schema: {'; '.join(differing)}. "
+                "if_exists='overwrite' makes it anew, without its rows."
+            )
+            raise log_reason(self.log, failed)
 
     def _arrow(self) -> tuple[Any, RowCount]:
         from airflow_provider_lance.operators.arrow import RowCount
@@ -329,7 +366,8 @@ class LanceCreateTableVersionOperator(_TableOperator):
     :param naming_scheme: of manifests, ``V1`` or ``V2``.
     :param branch: of the table. (templated)
     :param staged: a dict with any of these fields, as ``stage_version`` returns it; the arguments win. (templated)
-    :param if_exists: for a version that is there already: ``fail``, or ``skip`` the task.
+    :param if_exists: for a version that is there already: ``fail``; ``skip`` (succeed if its manifest is this one, by
+        its ``e_tag``, and fail otherwise); or ``skip_task``: end as skipped, because another commit came first.
     :return: ``{"table_id", "version", "manifest_path", …}``.
     """
 
@@ -356,11 +394,11 @@ class LanceCreateTableVersionOperator(_TableOperator):
         naming_scheme: str | None = None,
         branch: str | None = None,
         staged: Mapping[str, Any] | None = None,
-        if_exists: Literal["fail", "skip"] = "fail",
+        if_exists: Literal["fail", "skip", "skip_task"] = "fail",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        choice("if_exists", if_exists, "fail", "skip")
+        choice("if_exists", if_exists, "fail", "skip", "skip_task")
         if staged is None and (version is None or manifest_path is None):
             raise ValueError("Give `version` and `manifest_path`, or `staged`.")
         self.version = version
@@ -392,14 +430,24 @@ class LanceCreateTableVersionOperator(_TableOperator):
             answer = self.hook.call("create_table_version", {"id": table_id, **fields})
         except WireError as error:
             failure = task_error(error)
-            skips = self.if_exists == "skip" and error.conflict
+            skips = self.if_exists != "fail" and error.conflict
         if failure is not None:
             # A number beyond the next one is a conflict too, and there is no such version.
-            at = {"id": table_id, "branch": fields.get("branch"), **WITH_VERSION}
-            newest = self.answer("describe_table", at).get("version") if skips else None
-            if newest is not None and int(newest) >= fields["version"]:
+            at = {"id": table_id, "branch": fields.get("branch")}
+            newest = self.answer("describe_table", {**at, **WITH_VERSION}).get("version") if skips else None
+            if newest is None or int(newest) < fields["version"]:
+                raise log_reason(self.log, failure)
+            if self.if_exists == "skip_task":
                 raise AirflowSkipException(f"Version {fields['version']} of {'$'.join(table_id)} is there already.")
-            raise log_reason(self.log, failure)
+            found = self.answer("describe_table_version", {**at, "version": fields["version"]}).get("version") or {}
+            if not fields.get("e_tag") or found.get("e_tag") != fields["e_tag"]:
+                failed = AirflowFailException(
+                    f"{failure} Its manifest has e_tag {found.get('e_tag')}, this one {fields.get('e_tag')}: they are "
+                    "not known to be the same. if_exists='skip_task' ends the task as skipped then."
+                )
+                raise log_reason(self.log, failed)
+            self.log.info("Version %s is there already, with this manifest (if_exists=skip).", fields["version"])
+            answer = {"version": found}
         created = answer.get("version")
         described = created if isinstance(created, dict) else {"version": created}
         result = {"table_id": table_id, **{key: value for key, value in described.items() if value is not None}}
@@ -427,6 +475,20 @@ class LanceDropTableOperator(_TableOperator):
         done = "Dropped table %s." if answer is not None else "There is no table %s to drop (if_missing=skip)."
         self.log.info(done, "$".join(table_id))
         return {"table_id": table_id, "dropped": answer is not None}
+
+
+def _arrow_type(field: Mapping[str, Any]) -> Any:
+    """A described field's type; ``None`` where a server has a word of its own for it (pylance's says ``utf8``)."""
+    from lance.schema import json_to_schema
+
+    try:
+        return json_to_schema({"fields": [{**field, "metadata": {}}]}).field(0).type
+    except (TypeError, ValueError, OSError):
+        return None
+
+
+def _path(location: str | None) -> str:
+    return (location or "").strip().removeprefix("file://").rstrip("/")
 
 
 def _kept(answer: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.ids import Identifier
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceBaseOperator, choice
+from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason
 from airflow_provider_lance.operators.rendered import given, literal, version_number
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
 _NO_TAG, _TAG_EXISTS = 8, 9
+_MAIN = "main"
 
 
 class _TagOperator(LanceBaseOperator):
@@ -94,7 +95,8 @@ class LanceCreateTagOperator(_PointingOperator):
     :param tag: the new tag. (templated)
     :param version: a number, ``"latest"``, another tag, or the dict another Lance task returned. (templated)
     :param branch: of the version; a tag brings its own. (templated)
-    :param if_exists: ``fail``; ``skip`` (leave the tag where it is); or ``move`` it.
+    :param if_exists: for a tag that is there: ``fail``; ``skip`` (succeed if it is at this very version, and fail with
+        both versions otherwise); or ``move`` it.
     :return: ``{"table_id", "tag", "version", "previous_version"}``.
     """
 
@@ -112,12 +114,23 @@ class LanceCreateTagOperator(_PointingOperator):
             is not None
         ):
             return self.done(context, table_id, version, None)
-        before = self.tag_version(table_id, self.tag)
-        if self.if_exists == "skip" and before is not None:
-            self.log.info("The tag is there already (if_exists=skip).")
-            return self.done(context, table_id, before, before)
+        place = self.tag_place(table_id, self.tag)
+        before = place[0] if place is not None else None
+        if self.if_exists == "skip" and place is not None:
+            if (place[0], place[1] or _MAIN) == (version, branch or _MAIN):
+                self.log.info("The tag %s is at version %s already (if_exists=skip).", self.tag, version)
+                return self.done(context, table_id, version, version)
+            failed = AirflowFailException(
+                f"The tag {self.tag!r} of {'$'.join(table_id)} is at {_said(*place)} there and would be at "
+                f"{_said(version, branch)} here. if_exists='move' moves it."
+            )
+            raise log_reason(self.log, failed)
         self.answer("update_table_tag", fields)
         return self.done(context, table_id, version, before)
+
+
+def _said(version: int, branch: str | None) -> str:
+    return f"version {version}" + (f" of branch {branch}" if branch else "")
 
 
 class LanceUpdateTagOperator(_PointingOperator):

@@ -142,11 +142,13 @@ def test_a_version_is_skipped_where_it_is_there_and_not_where_it_cannot_be(
     assert newest == staged["version"], "somebody else was faster"
     with new_dag() as dag:
         LanceCreateTableVersionOperator(task_id="lost", table_id="people", staged=staged, if_exists="skip")
+        LanceCreateTableVersionOperator(task_id="late", table_id="people", staged=staged, if_exists="skip_task")
         LanceCreateTableVersionOperator(
-            task_id="beyond", table_id="people", staged=staged, version=newest + 2, if_exists="skip"
+            task_id="beyond", table_id="people", staged=staged, version=newest + 2, if_exists="skip_task"
         )
     run = run_dag(dag)
-    assert run.task_state("lost") == "skipped"
+    assert run.task_state("lost") == "failed", "the version that is there is another one"
+    assert run.task_state("late") == "skipped"
     assert run.task_state("beyond") == "failed"
 
 

@@ -372,10 +372,13 @@ def test_a_job_is_cancelled_by_a_task(
         )
         cancel = LanceCancelJobOperator(task_id="cancel", job_id=submit.output)
         missing = LanceCancelJobOperator(task_id="missing", job_id="nobody", if_missing="skip")
-        submit >> cancel >> missing
+        ends = LanceCancelJobOperator(task_id="ends", job_id="nobody", if_missing="skip_task")
+        submit >> cancel >> missing >> ends
     run = run_dag(dag)
     assert run.xcom("cancel")["state"] == "CANCELLED"
-    assert run.task_state("missing") == "skipped"
+    assert run.task_state("missing") == "success"
+    assert run.xcom("missing")["state"] == "LOST"
+    assert run.task_state("ends") == "skipped"
     assert [job.state for job in server.submitted()] == ["CANCELLED"]
 
 

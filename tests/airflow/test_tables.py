@@ -89,7 +89,7 @@ def test_choices_for_what_is_there_or_missing(run_dag: Callable[..., Any], new_d
         over = LanceCreateTableOperator(task_id="over", table_id=table, data=three_rows, if_exists="overwrite")
         tag = LanceUpdateTagOperator(task_id="tag", table_id=table, tag="a", create_if_missing=True)
         copy = LanceCreateTagOperator(task_id="copy", table_id=table, tag="b", version="a")
-        keep = LanceCreateTagOperator(task_id="keep", table_id=table, tag="b", version=1, if_exists="skip")
+        keep = LanceCreateTagOperator(task_id="keep", table_id=table, tag="b", version="a", if_exists="skip")
         gone = LanceDeleteTagOperator(task_id="gone", table_id=table, tag="nope", if_missing="skip")
         drop = LanceDropTableOperator(task_id="drop", table_id=table)
         twice = LanceDropTableOperator(task_id="twice", table_id=table, if_missing="skip")
@@ -105,6 +105,24 @@ def test_choices_for_what_is_there_or_missing(run_dag: Callable[..., Any], new_d
     assert run.xcom("keep")["version"] == run.xcom("copy")["version"]
     assert run.xcom("gone")["deleted"] is False
     assert run.xcom("twice")["dropped"] is False
+
+
+def test_skip_accepts_only_what_was_declared(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+    def late(kind: Any, name: str, **arguments: Any) -> Any:
+        return kind(task_id=name, table_id=table, if_exists="skip", trigger_rule="all_done", **arguments)
+
+    with new_dag() as dag:
+        create = LanceCreateTableOperator(task_id="create", table_id=table, data=three_rows)
+        tag = LanceCreateTagOperator(task_id="tag", table_id=table, tag="a")
+        more = LanceAddColumnsOperator(task_id="more", table_id=table, expressions={"twice": "id * 2"})
+        same = late(LanceCreateTableOperator, "same", schema={"id": "int64", "text": "string"})
+        other = late(LanceCreateTableOperator, "other", schema={"id": "int32", "words": "string"})
+        there = late(LanceCreateTagOperator, "there", tag="a", version=1)
+        moved = late(LanceCreateTagOperator, "moved", tag="a", version=2)
+        create >> tag >> more >> same >> other >> there >> moved
+    run = run_dag(dag)
+    states = {name: run.task_state(name) for name in ("same", "other", "there", "moved")}
+    assert states == {"same": "success", "other": "failed", "there": "success", "moved": "failed"}
 
 
 def test_columns_are_added_once(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
@@ -159,7 +177,7 @@ def test_a_check_says_its_figures(
 def test_a_failed_check_can_skip_what_follows(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
     with new_dag() as dag:
         create = LanceCreateTableOperator(task_id="create", table_id=table, data=three_rows)
-        check = LanceTableCheckOperator(task_id="check", table_id=table, min_rows=4, on_failure="skip")
+        check = LanceTableCheckOperator(task_id="check", table_id=table, min_rows=4, on_failure="skip_task")
         tag = LanceUpdateTagOperator(task_id="tag", table_id=table, tag="production", create_if_missing=True)
         create >> check >> tag
     run = run_dag(dag)
