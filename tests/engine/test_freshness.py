@@ -230,3 +230,23 @@ def test_lancedb_refreshes_a_column_we_filled_and_the_other_way_round(spark, tmp
     table.add([{"id": 20, "text": "four"}])
     assert backfill(spark, uri, "n")["rows_remaining"] == 0
     assert_filled(uri, rule=lambda row: len(row["text"]))
+
+
+def test_an_input_after_a_string_with_an_apostrophe_makes_values_stale(spark, tmp_path):
+    uri = str(tmp_path / "quotes.lance")
+    rows = {"id": list(range(20)), "b": ["b"] * 20, "t2": ["old"] * 20}
+    declare(lance.write_dataset(pa.table(rows), uri), "n", """concat(b, "it's ", t2, ' end')""")
+    backfill(spark, uri, "n")
+    dataset = lance.dataset(uri)
+    replace_column(dataset, "t2", {fragment: pa.array(["new"] * 20) for fragment in dataset.get_fragments()})
+    assert backfill(spark, uri, "n")["rows_assigned"] == 20
+    assert set(lance.dataset(uri).to_table(["n"])["n"].to_pylist()) == {"bit's new end"}
+
+
+def test_a_where_with_a_comment_selects_the_same_rows_in_split_fragments(spark, uri):
+    result = backfill(spark, uri, "n", where="id < 30 /* early */ OR id > 90 -- late", task_size=3)
+    assert result["rows_assigned"] == 39
+    values = lance.dataset(uri).to_table(["id", "text", "n"]).to_pylist()
+    assert [row["id"] for row in values if row["n"] is not None] == [
+        row["id"] for row in values if row["text"] is not None and (row["id"] < 30 or row["id"] > 90)
+    ]
