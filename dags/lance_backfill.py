@@ -73,6 +73,7 @@ with DAG(
         num_frags=checked["num_frags"],
         cluster=checked["cluster"],
         plan_only=checked["plan_only"],
+        on_conflict="wait",
         deferrable=True,
         retries=1,
     )

@@ -31,7 +31,12 @@ with DAG(
     },
 ) as dag:
     backfill = LanceBackfillColumnOperator(
-        task_id="backfill", table_id=TABLE, column="{{ params.column }}", deferrable=True, retries=1
+        task_id="backfill",
+        table_id=TABLE,
+        column="{{ params.column }}",
+        on_conflict="wait",
+        deferrable=True,
+        retries=1,
     )
     candidate = LanceUpdateTagOperator(
         task_id="tag_candidate", table_id=TABLE, tag="candidate", version="latest", create_if_missing=True

@@ -3,11 +3,13 @@
 Creates an empty table, loads generated articles into it, declares a computed column and backfills it on Spark, creates
 a materialized view, appends rows and refreshes the view for just these, publishes a staged version and moves a tag.
 
-`make demo` runs it; in the UI, press Trigger and choose how many rows.
+`make demo` runs it; in the UI, press Trigger and choose how many rows. A run begins by dropping what the last one made,
+so its tables are its own: no other example reads them.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
@@ -25,8 +27,8 @@ from airflow_provider_lance.operators.table import (
 )
 from airflow_provider_lance.operators.tag import LanceUpdateTagOperator
 
-ARTICLES = ["articles"]
-LONG_ARTICLES = ["long_articles"]
+ARTICLES = ["quickstart_articles"]
+LONG_ARTICLES = ["quickstart_long_articles"]
 DIMENSIONS = 32
 CLUSTER = "{{ params.cluster or '' }}"
 WORDS = (
@@ -71,6 +73,8 @@ with DAG(
     doc_md=__doc__,
     schedule=None,
     catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
     tags=["lance", "example"],
     params={
         "rows": Param(100_000, type="integer", minimum=1_000, maximum=100_000_000, description="articles to generate"),
@@ -123,7 +127,7 @@ with DAG(
     view = LanceCreateMaterializedViewOperator(
         task_id="create_view",
         table_id=LONG_ARTICLES,
-        query="SELECT id, upper(text) AS shout, text_length FROM articles WHERE text_length > 50",
+        query="SELECT id, upper(text) AS shout, text_length FROM quickstart_articles WHERE text_length > 50",
     )
     fill_new = LanceBackfillColumnOperator(
         task_id="backfill_new_rows", table_id=ARTICLES, column="text_length", cluster=CLUSTER

@@ -43,6 +43,12 @@ with DAG(
         return [(event.extra or {}).get("payload", event.extra or {}) for event in events]
 
     refresh = LanceRefreshMaterializedViewOperator(
-        task_id="refresh", table_id=VIEW, skip_if_unchanged=True, deferrable=True, retries=1, outlets=[long_articles]
+        task_id="refresh",
+        table_id=VIEW,
+        skip_if_unchanged=True,
+        on_conflict="wait",
+        deferrable=True,
+        retries=1,
+        outlets=[long_articles],
     )
     what_changed() >> refresh

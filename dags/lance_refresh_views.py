@@ -71,6 +71,7 @@ with DAG(
         refresh = LanceRefreshMaterializedViewOperator.partial(
             task_id=f"refresh_level_{number}",
             skip_if_unchanged=True,
+            on_conflict="wait",
             deferrable=True,
             retries=2,
             trigger_rule="none_failed",

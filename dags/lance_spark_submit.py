@@ -30,10 +30,13 @@ with DAG(
         table_id="{{ params.table }}",
         column="{{ params.column }}",
         cluster="external",
+        on_conflict="wait",
         wait_for_completion=False,
     )
     execute = LanceSparkSubmitOperator(
         task_id="execute", job_id=submit.output, conn_id="spark_default", name="lance backfill"
     )
-    watch = LanceJobSensor(task_id="watch", job_id=submit.output, deferrable=True, poke_interval=5, timeout=3600)
+    watch = LanceJobSensor(
+        task_id="watch", job_id=submit.output, deferrable=True, poke_interval=5, timeout=3600, retries=1
+    )
     submit >> [execute, watch]

@@ -27,11 +27,30 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with serve(tmp_path_factory.mktemp("real")) as server:
         spark = json.dumps({"conn_type": "spark", "host": "local[2]"})
         with connection("lance_default", server.connection), connection("spark_default", spark):
+            seed(server)
             yield server
 
 
+def seed(server: RealServer) -> None:
+    """What `make ui` has in place: a table with a column to fill, a view over it, and a tag for readers."""
+    call = server.wire.call
+    call("create_table", {"id": ["articles"]}, example_module("lance_quickstart").articles(0, 2000))
+    call(
+        "alter_table_add_columns",
+        {"id": ["articles"], "new_columns": [{"name": "text_length", "computed": "length(text)"}]},
+    )
+    query = "SELECT id, text_length FROM articles WHERE length(text) > 50"
+    call("create_materialized_view", {"id": ["long_articles"], "query": query, "with_no_data": True})
+    call("create_table_tag", {"id": ["articles"], "tag": "production", "version": 1})
+
+
 def example(name: str) -> Any:
-    """The DAG of an example file, imported as Airflow does it: as a module whose name nobody else can import."""
+    """The DAG of an example file."""
+    return example_module(name).dag
+
+
+def example_module(name: str) -> Any:
+    """An example file, imported as Airflow does it: as a module whose name nobody else can import."""
     path = ROOT / "dags" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(get_unique_dag_module_name(str(path)), path)
     assert spec is not None
@@ -39,12 +58,43 @@ def example(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module.dag
+    return module
+
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
+
+
+def test_the_quickstart_drops_no_table_of_another_example():
+    quickstart = example_module("lance_quickstart")
+    dropped = {tuple(quickstart.ARTICLES), tuple(quickstart.LONG_ARTICLES)}
+    for name in EXAMPLES:
+        if name == "lance_quickstart":
+            continue
+        dag = example(name)
+        named = [getattr(each, "table_id", None) for each in dag.tasks]
+        named += [dag.params.get("table")] if "table" in dag.params else []
+        assert not dropped & {tuple([each] if isinstance(each, str) else each) for each in named if is_table_id(each)}
+
+
+def is_table_id(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
+
+
+def test_examples_name_a_watched_asset_only_with_its_watcher():
+    """Airflow removes an asset's watcher whenever it parses a file that names the asset without it."""
+    watchers: dict[str, set[tuple[str, ...]]] = {}
+    for name in EXAMPLES:
+        dag = example(name)
+        scheduled = dag.schedule if isinstance(dag.schedule, list) else []
+        for asset in [*scheduled, *(each for task in dag.tasks for each in [*task.inlets, *task.outlets])]:
+            watchers.setdefault(asset.uri, set()).add(tuple(watcher.name for watcher in asset.watchers))
+    assert [names for names in watchers.values() if any(names)]
+    assert all(len(names) == 1 for names in watchers.values()), watchers
 
 
 @pytest.mark.usefixtures("airflow_home")
 class TestExamples:
-    """In this order: the quickstart makes the tables the other DAGs work on."""
+    """The examples work on tables that are in place; the quickstart makes its own."""
 
     def test_quickstart(self, run_dag: Callable[..., Any], real: RealServer):
         run = run_dag(example("lance_quickstart"), run_conf={"rows": 2000})
@@ -52,6 +102,13 @@ class TestExamples:
         assert run.xcom("backfill_column")["result"]["rows_assigned"] == 2000
         assert run.xcom("refresh_view")["result"]["rows_written"] > 0
         assert run.xcom("move_tag")["version"] == run.xcom("create_version")["version"]
+
+    def test_a_view_is_refreshed_whatever_ran_before(self, run_dag: Callable[..., Any], real: RealServer):
+        """The watcher starts this example whenever ``articles`` moves; the quickstart ran just before."""
+        first = run_dag(example("lance_refresh_on_change"))
+        assert first.task_state("refresh") == "success"
+        again = run_dag(example("lance_refresh_on_change"))
+        assert again.task_state("refresh") == "skipped"
 
     def test_a_function_of_a_dag_file_fills_a_column(self, run_dag: Callable[..., Any], real: RealServer):
         run = run_dag(example("lance_embed"))
@@ -96,7 +153,7 @@ class TestExamples:
         query = "SELECT a.id FROM articles a JOIN long_articles b ON a.id = b.id"
         real.wire.call("create_materialized_view", {"id": ["joined"], "query": query, "with_no_data": True})
         run = run_dag(example("lance_refresh_views"))
-        assert run.xcom("discover")[:2] == [[["long_articles"]], [["joined"]]]
+        assert run.xcom("discover")[:2] == [[["long_articles"], ["quickstart_long_articles"]], [["joined"]]]
         assert run.state == "success"
         assert run.instance("refresh_level_1", 0).state == "success"
         again = run_dag(example("lance_refresh_views"))

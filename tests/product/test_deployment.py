@@ -209,7 +209,7 @@ def test_every_service_starts_is_healthy_and_together_they_run_the_quickstart(ho
     key = (host.secrets / "lance_api_key").read_text()
     described = call(
         "POST",
-        f"http://127.0.0.1:{host.ports['2333']}/v1/table/articles/count_rows",
+        f"http://127.0.0.1:{host.ports['2333']}/v1/table/quickstart_articles/count_rows",
         body={},
         headers={"x-api-key": key},
     )
