@@ -217,7 +217,7 @@ def test_every_metric_is_on_the_page_of_metrics() -> None:
     metrics.observe("describe_table", 200, 0.1)
     text = (DOCS / "metrics.md").read_text()
     names = re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render({"DONE": 1}, 0), re.MULTILINE)
-    assert len(names) == 5
+    assert len(names) == 6
     for name, kind in names:
         assert f"| `{name}` | {kind} |" in text, name
     for name in re.findall(r"\blance_[a-z_]+", "".join(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))):
