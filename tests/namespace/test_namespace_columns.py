@@ -50,6 +50,21 @@ def test_names_that_make_a_table_unreadable_are_refused(namespace: SparkNamespac
     namespace.alter_table_alter_columns({"id": ["people"], "alterations": [{"path": "id", "rename": "number"}]})
 
 
+def test_a_table_of_the_legacy_format_is_told_to_be_written_anew(namespace: SparkNamespace) -> None:
+    location = Path(namespace.describe_table({"id": ["people"]}).location).with_name("old.lance")
+    lance.write_dataset(PEOPLE, location, data_storage_version="legacy")
+    fields = {"id": ["old"], "new_columns": [{"name": "n", "computed": "length(text)"}]}
+    with pytest.raises(UnsupportedOperationError, match='Write the table anew with data_storage_version="stable"'):
+        namespace.alter_table_add_columns(fields)
+    assert lance.dataset(location).version == 1
+
+
+def test_an_index_that_a_columns_type_does_not_allow_is_the_callers_mistake(namespace: SparkNamespace) -> None:
+    for index_type in ("RTREE", "BTREE2"):
+        with pytest.raises(InvalidInputError):
+            namespace.create_table_scalar_index({"id": ["people"], "column": "text", "index_type": index_type})
+
+
 class Bomb:
     """Unpickled anywhere, it leaves a mark."""
 

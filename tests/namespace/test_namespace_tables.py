@@ -195,7 +195,7 @@ class TestDeclare:
 
     @pytest.mark.parametrize(
         "location",
-        ["../x", "/etc/x", "s3://b/x", "a/../../x", "", "__manifest", "a/b", "..", "people.lance", "other.lance"],
+        ["../x", "/etc/x", "s3://b/x", "a/../../x", "", " ", "__manifest", "a/b", "..", "people.lance", "other.lance"],
     )
     def test_nowhere_else(self, namespace: SparkNamespace, location: str) -> None:
         with pytest.raises(InvalidInputError, match=r"location|place of another"):

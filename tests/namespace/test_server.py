@@ -288,6 +288,28 @@ class TestKeys:
         assert status("/v1/table/people/backfill_column", "write", {"column": "n", "cluster": "external"}) == 403
         assert status("/v1/table/people/backfill_column", "jobs", {"column": "n", "cluster": "external"}) == 202
 
+    def test_cancelling_needs_the_same_scope_by_either_way(self, locked: tuple[ServerProcess, dict[str, str]]) -> None:
+        server, keys = locked
+        fields = {"column": "n", "cluster": "external", "where": "id > 2"}
+        headers = {scope: {"x-api-key": key} for scope, key in keys.items()}
+        for row in server.post("/v1/jobs/list", {"state": "QUEUED"}, headers=headers["all"]).json()["jobs"]:
+            server.post("/v1/jobs/cancel", {"job_id": row["job_id"]}, headers=headers["all"])
+        submitted = server.post("/v1/table/people/backfill_column", fields, headers=headers["jobs"])
+        job_id = submitted.json()["job_id"]
+        cancel = {"actions": [{"setStatusAction": {"status": "Canceled"}}]}
+        alter = f"/v1/transaction/{job_id}/alter"
+        for scope in ("read", "write"):
+            assert server.post("/v1/jobs/cancel", {"job_id": job_id}, headers=headers[scope]).status_code == 403
+            assert server.post(alter, cancel, headers=headers[scope]).status_code == 403
+        assert server.post(alter, cancel, headers=headers["jobs"]).status_code == 200
+        job = server.post("/v1/jobs/describe", {"job_id": job_id}, headers=headers["read"]).json()
+        assert job["job_state"] == "CANCELLED"
+
+    def test_an_empty_key_does_not_hide_a_good_token(self, locked: tuple[ServerProcess, dict[str, str]]) -> None:
+        server, keys = locked
+        headers = {"x-api-key": "", "authorization": f"Bearer {keys['read']}"}
+        assert server.post("/v1/table/people/describe", headers=headers).status_code == 200
+
     def test_a_driver_needs_no_key_and_may_commit_while_it_holds_its_claim(
         self, locked: tuple[ServerProcess, dict[str, str]]
     ) -> None:
