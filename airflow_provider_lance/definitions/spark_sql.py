@@ -110,22 +110,6 @@ class SparkQuery:
             return []
         return [item.output_name for item in self.tree.selects if item.output_name and not item.is_star]
 
-    def columns_named(self, columns: Iterable[str]) -> list[str]:
-        """The columns of a table that the query may read: those whose name occurs in it, or all where it implies them.
-
-        At least one column comes back, for ``count(*)``.
-        """
-        everything = list(columns)
-        words = {token.text.lower() for token in self.tokens if token.token_type != TokenType.STRING}
-        if (
-            any(not isinstance(star.parent, exp.Count) for star in self.tree.find_all(exp.Star))
-            or any(_is_natural(join) for join in self.tree.find_all(exp.Join))
-            or self.tree.find(exp.Pivot) is not None
-            or words & {"|>", "identifier"}  # a query of pipes yields every column that it does not drop
-        ):
-            return everything
-        return [column for column in everything if column.lower() in words] or everything[:1]
-
     def unknown_column(self, tables: Mapping[str, Columns]) -> str | None:
         """A sentence about a column that cannot be right over ``tables`` (by dotted name); None where Spark decides."""
         if self.tree.find(*_MAKES_COLUMNS) is not None or any(_makes_rows(node) for node in self.tree.walk()):

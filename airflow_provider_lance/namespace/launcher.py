@@ -22,14 +22,12 @@ from airflow_provider_lance.engine.submit import submit_command, submit_environm
 from airflow_provider_lance.namespace.config import Cluster, Environment, ServerConfig
 from airflow_provider_lance.namespace.executions import Launch, claim_token_of
 from airflow_provider_lance.namespace.logs import DriverLogs
-from airflow_provider_lance.namespace.processes import ProcessGroup, find_group
+from airflow_provider_lance.namespace.processes import ProcessGroup, environment_without_secrets, find_group
 from airflow_provider_lance.private_files import write_private
 
 TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DRIVER_VARIABLES = ("spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv.")
-# The server's own secrets: a driver runs its users' functions, and reaches us by the token in its file.
-_NOT_FOR_DRIVERS = frozenset({"LANCE_REGISTRY", "LANCE_API_KEY", "LANCE_BEARER_TOKEN"})
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -165,7 +163,7 @@ class Launcher:
         return conf
 
     def _variables(self, cluster: Cluster, environment: Environment, token: Path) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_DRIVERS}
+        inherited = environment_without_secrets()
         variables = {**inherited, **cluster.env, **environment.env, TOKEN_FILE_VARIABLE: str(token)}
         # A driver run from a source tree finds this very package, not another installed one.
         paths = [str(_PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]

@@ -19,6 +19,13 @@ from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
+# The server's own secrets. A driver reaches the server by the token in its file, and a worker process needs neither.
+_SECRETS = frozenset({"LANCE_REGISTRY", "LANCE_API_KEY", "LANCE_BEARER_TOKEN"})
+
+
+def environment_without_secrets() -> dict[str, str]:
+    """This process's environment, for a child that runs users' functions or SQL."""
+    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
 
 
 @dataclass(frozen=True)

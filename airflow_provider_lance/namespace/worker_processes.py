@@ -22,13 +22,13 @@ from typing import IO, Any
 
 from lance_namespace.errors import ServiceUnavailableError, from_error_code
 
+from airflow_provider_lance.namespace.processes import environment_without_secrets
+
 log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<Q")
 _PACKAGES = Path(__file__).resolve().parents[2]
 _START_SECONDS = 60.0
-# The registry and the server's own credentials are none of a worker's business.
-_NOT_FOR_WORKERS = frozenset({"LANCE_REGISTRY", "LANCE_API_KEY", "LANCE_BEARER_TOKEN"})
 
 
 class WorkerLostError(Exception):
@@ -75,7 +75,7 @@ class WorkerProcesses:
 
 class _Worker:
     def __init__(self, memory_bytes: int) -> None:
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
+        environment = environment_without_secrets()
         environment["PYTHONPATH"] = os.pathsep.join([str(_PACKAGES), *filter(None, sys.path)])
         self._process = subprocess.Popen(  # noqa: S603 - our own module, by this Python
             [sys.executable, "-m", "airflow_provider_lance.namespace.worker", str(memory_bytes)],
