@@ -164,17 +164,17 @@ def _can_plan(schema: pa.Schema, expression: str) -> bool:
     return True
 
 
-def check_filter(schema: pa.Schema, where: str) -> tuple[str, ...]:
-    """The leaf columns a ``where`` reads; refuses what is not one boolean expression."""
+def check_filter(schema: pa.Schema, where: str, what: str = "where clause") -> tuple[str, ...]:
+    """The leaf columns a ``where`` reads; refuses what is not one boolean expression, and calls it ``what``."""
     import pyarrow as pa
 
-    one_expression(where, "where clause")
+    one_expression(where, what)
     try:
         kind = _plan(schema, where).field("x").type
     except _NotPlanned as error:
-        raise invalid(f"The where clause {where!r} cannot be planned: {error}") from None
+        raise invalid(f"The {what} {where!r} cannot be planned: {error}") from None
     if not pa.types.is_boolean(kind):
-        raise invalid(f"The where clause {where!r} is of type {kind}, not boolean")
+        raise invalid(f"The {what} {where!r} is of type {kind}, not boolean")
     return expression_inputs(schema, where)
 
 

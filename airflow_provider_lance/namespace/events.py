@@ -68,7 +68,7 @@ def _filtered(table: Any, condition: str) -> Any:
     import lance
 
     try:
-        check_filter(table.schema, condition)
+        check_filter(table.schema, condition, "filter")
         dataset = lance.write_dataset(table, "memory://")
         return dataset.to_table(filter=one_expression(condition, "filter").text)
     except (OSError, ValueError) as error:

@@ -136,7 +136,9 @@ class Rows:
             return sql
         read = one_expression(sql, "predicate")
         if read.doubt is not None:
-            check_filter(self._catalog.open(request.id, branch=request.branch, version=version).schema, sql)
+            check_filter(
+                self._catalog.open(request.id, branch=request.branch, version=version).schema, sql, "predicate"
+            )
         return read.text
 
     def _value(self, request: Any, sql: str) -> str:
