@@ -10,7 +10,7 @@ WORKDIR /opt/airflow-provider-lance
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY airflow_provider_lance ./airflow_provider_lance
 # psycopg2 and asyncpg are Airflow's way to PostgreSQL; psycopg is the job registry's.
-RUN pip install --no-cache-dir -c constraints.txt ".[spark,server,postgres]" psycopg2-binary asyncpg
+RUN pip install --no-cache-dir -c constraints.txt ".[spark,spark-submit,server,postgres]" psycopg2-binary asyncpg
 
 COPY scripts/compose-entrypoint /usr/local/bin/compose-entrypoint
 COPY dags /opt/airflow/dags

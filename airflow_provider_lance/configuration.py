@@ -1,17 +1,16 @@
-"""The ``[lance]`` section of Airflow's configuration: what is in it, and how the rest of the provider reads it.
+"""The ``[lance]`` section of Airflow's configuration: its options, and how the provider reads them.
 
-One typed value for one read; ``get_provider_info`` documents the same options to Airflow.
+``get_provider_info`` describes the same options to Airflow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 SECTION = "lance"
 DEFAULT_CONNECTION = "lance_default"
 
-#: Option name → (type, default, what it means). The defaults hold where Airflow has none on file.
+#: The type, the default and the meaning of each option. The defaults hold where Airflow has not loaded them.
 OPTIONS: dict[str, tuple[str, float, str]] = {
     "poll_interval": (
         "float",
@@ -41,7 +40,7 @@ OPTIONS: dict[str, tuple[str, float, str]] = {
 
 @dataclass(frozen=True)
 class LanceConfiguration:
-    """The section as values."""
+    """The values of the section."""
 
     poll_interval: float
     poll_errors: int
@@ -50,18 +49,22 @@ class LanceConfiguration:
 
 
 def read_configuration() -> LanceConfiguration:
-    """Read the section now; cheap enough for every task, and a test may change it in between."""
+    """Read the section. Nothing is cached, because reading is cheap and a test may change an option."""
     from airflow.providers.common.compat.sdk import conf
 
-    values: dict[str, Any] = {}
-    for name, (kind, default, _) in OPTIONS.items():
-        read = conf.getint if kind == "integer" else conf.getfloat
-        values[name] = read(SECTION, name, fallback=default)
-    return LanceConfiguration(**values)
+    def integer(name: str) -> int:
+        return int(conf.getint(SECTION, name, fallback=OPTIONS[name][1]))
+
+    return LanceConfiguration(
+        poll_interval=float(conf.getfloat(SECTION, "poll_interval", fallback=OPTIONS["poll_interval"][1])),
+        poll_errors=integer("poll_errors"),
+        poll_batch=integer("poll_batch"),
+        job_lease_seconds=integer("job_lease_seconds"),
+    )
 
 
-def describe_configuration() -> dict[str, Any]:
-    """The section as ``get_provider_info`` hands it to Airflow."""
+def describe_configuration() -> dict[str, object]:
+    """The section in the form that ``get_provider_info`` returns."""
     return {
         SECTION: {
             "description": "How tasks wait for Lance jobs and tables.",

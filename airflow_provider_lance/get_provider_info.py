@@ -1,4 +1,4 @@
-"""What Airflow learns about this package without importing the rest of it: the entry point's one function."""
+"""``get_provider_info``: describes the package to Airflow, which calls it without importing the rest."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 from airflow_provider_lance.configuration import describe_configuration
 
 _PACKAGE = "airflow_provider_lance"
+_GUIDES = ("start", "connection", "loading", "backfill", "udfs", "views", "assets", "spark-submit", "operators/index")
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's description, as ``provider_info.schema.json`` of Airflow wants it."""
+    """The provider's description, which follows Airflow's ``provider_info.schema.json``."""
     return {
         "package-name": "airflow-provider-lance",
         "name": "Lance",
@@ -19,19 +20,24 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "Lance",
                 "external-doc-url": "https://lance.org/format/namespace/",
-                "tags": ["service"],
+                "logo": "/docs/images/logo.svg",
+                "how-to-guide": [f"/docs/{page}.md" for page in _GUIDES],
+                "tags": ["service", "machine-learning", "embeddings"],
             }
         ],
         "hooks": _modules("hooks.lance"),
         "operators": _modules(
             "operators.backfill",
             "operators.check",
+            "operators.columns",
             "operators.job",
             "operators.materialized_view",
             "operators.operation",
             "operators.spark",
             "operators.table",
             "operators.tag",
+            "operators.version",
+            "operators.write",
         ),
         "sensors": _modules("sensors.job", "sensors.table"),
         "triggers": _modules("triggers.job", "triggers.table"),
@@ -44,16 +50,16 @@ def get_provider_info() -> dict[str, Any]:
                     "hidden-fields": [],
                     "relabeling": {
                         "host": "Host or URL",
-                        "schema": "Scheme (http or https)",
+                        "schema": "Scheme",
                         "login": "OAuth2 client id",
-                        "password": "API key, bearer token or client secret",
+                        "password": "API key, token or secret",
                     },
                     "placeholders": {
                         "host": "namespace.example.com, or https://namespace.example.com/lance",
-                        "port": "2333",
-                        "schema": "http",
+                        "port": "2333 (default)",
+                        "schema": "http (default) or https",
                         "login": "only for OAuth2",
-                        "password": "the one secret of the chosen authentication",
+                        "password": "API key, bearer token or OAuth2 client secret",
                     },
                 },
                 "conn-fields": _connection_fields(),
@@ -73,46 +79,67 @@ def get_provider_info() -> dict[str, Any]:
     }
 
 
-def _modules(*names: str) -> list[dict[str, Any]]:
+def _modules(*names: str) -> list[dict[str, object]]:
     return [{"integration-name": "Lance", "python-modules": [f"{_PACKAGE}.{name}" for name in names]}]
 
 
-def _connection_fields() -> dict[str, Any]:
-    """The extras of a ``lance`` connection as form fields; their defaults are only the form's, the hook has its own."""
+def _connection_fields() -> dict[str, dict[str, object]]:
+    """The extras of a ``lance`` connection as form fields.
 
-    def text(label: str, description: str, **schema: Any) -> dict[str, Any]:
+    Airflow's form draws a group for each ``section``, closed until it is opened, in the order of the first field of
+    each. A default is what the form shows and stores.
+    """
+
+    def text(label: str, description: str, **schema: object) -> dict[str, object]:
         return {"label": label, "description": description, "schema": {"type": ["string", "null"], **schema}}
 
-    def number(label: str, description: str, default: float) -> dict[str, Any]:
+    def number(label: str, description: str, default: float) -> dict[str, object]:
         return {
             "label": label,
             "description": description,
             "schema": {"type": ["number", "null"], "default": default, "exclusiveMinimum": 0},
         }
 
-    def json_object(label: str, description: str) -> dict[str, Any]:
+    def json_object(label: str, description: str) -> dict[str, object]:
         return {"label": label, "description": description, "schema": {"type": ["object", "null"]}}
 
-    return {
-        "auth": text(
-            "Authentication",
-            "How the password is used. Empty: API key if there is a password, else none.",
-            enum=["none", "api_key", "bearer", "oauth2", None],
-        ),
-        "token_url": text("OAuth2 token URL", "Default: /oauth/token at the server."),
-        "scope": text("OAuth2 scope", "Asked for with the token."),
-        "base_path": text("Base path", "What comes before /v1 in the server's URLs."),
-        "delimiter": text("Identifier delimiter", "Splits identifiers given as one string. Default: $."),
-        "database": text("Database", "Sent as x-lancedb-database; LanceDB Cloud and Enterprise want it."),
-        "context": json_object("Context", "Sent with every request as x-lance-ctx-<key>."),
-        "connect_timeout": number("Connect timeout", "Seconds until a connection stands.", 5),
-        "timeout": number("Timeout", "Seconds until an answer comes.", 30),
-        "verify": text("TLS verification", "true, false, or the path of a CA bundle."),
-        "client_cert": text("Client certificate", "Path of a PEM file, for mutual TLS."),
-        "client_private_key": text("Client private key", "Path of a PEM file, if it is not in the certificate's."),
-        "proxy": text("Proxy", "URL of an HTTP proxy.", format="password"),
-        "impl": text("Implementation", "rest, or another lance_namespace implementation such as dir. Default: rest."),
-        "properties": json_object("Properties", "Of an implementation other than rest, such as its root."),
-        "job_url": text("Job page", "URL with {job_id}, linked from tasks. Default: what the server itself names."),
-        "asset_authority": text("Asset authority", "What lance:// assets call this namespace, for OpenLineage."),
+    groups: dict[str, dict[str, dict[str, object]]] = {
+        "Server": {
+            "auth": text(
+                "Authentication",
+                "How the password is used. auto: as an API key if there is one.",
+                enum=["auto", "api_key", "bearer", "oauth2", "none"],
+                default="auto",
+            ),
+            "database": text("Database", "For LanceDB Cloud and Enterprise."),
+            "base_path": text("Base path", "What comes before /v1 in the server's URLs."),
+            "timeout": number("Timeout", "Seconds until an answer comes.", 30),
+        },
+        "OAuth2": {
+            "token_url": text("Token URL", "Default: /oauth/token at the server."),
+            "scope": text("Scope", "Asked for with the token."),
+        },
+        "TLS and proxy": {
+            "verify": text("TLS verification", "true (default), false, or the path of a CA bundle."),
+            "client_cert": text("Client certificate", "Path of a PEM file."),
+            "client_private_key": text("Client private key", "Path of a PEM file, if the certificate's has no key."),
+            "proxy": text("Proxy", "URL of an HTTP proxy.", format="password"),
+            "connect_timeout": number("Connect timeout", "Seconds until a connection stands.", 5),
+        },
+        "Names and links": {
+            "delimiter": text("Identifier delimiter", "Splits identifiers given as one string. Default: $."),
+            "job_url": text("Job page", "URL with {job_id}. Default: the page that the server names."),
+            "asset_authority": text("Asset authority", "The name of this namespace in lance:// assets."),
+            "context": json_object("Context", "Sent with every request as x-lance-ctx-<key>."),
+        },
+        "Without a server": {
+            "impl": text("Implementation", "One of lance_namespace, such as dir. Default: rest, a server."),
+            "properties": json_object("Properties", "Of that implementation, such as its root."),
+        },
     }
+    for section, fields in groups.items():
+        for each in fields.values():
+            schema = each["schema"]
+            assert isinstance(schema, dict)
+            schema["section"] = section
+    return {name: each for fields in groups.values() for name, each in fields.items()}

@@ -38,12 +38,12 @@ from lance.file import LanceFileWriter
 from lance.fragment import DataFile
 
 from airflow_provider_lance.api.jobs import JobSpec
-from airflow_provider_lance.engine.backfill import run_backfill
-from airflow_provider_lance.engine.columns import computed_field, virtual_column_entry, virtual_fields
-from airflow_provider_lance.engine.context import JobContext, SilentReporter
-from airflow_provider_lance.engine.session import make_session
-from airflow_provider_lance.engine.submit import submit_command, submit_environment
-from airflow_provider_lance.engine.udf import wrap
+from airflow_provider_lance.definitions.column_rules import computed_field, virtual_column_entry, virtual_fields
+from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.engine.backfill.job import run_backfill
+from airflow_provider_lance.engine.job.context import JobContext, SilentReporter
+from airflow_provider_lance.engine.spark.session import make_session
+from airflow_provider_lance.engine.spark.submit_command import submit_command, submit_environment
 
 EXPRESSION = "length(text)"
 COLUMNS = iter(range(10_000))

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def start_ours(folder: Path, root: Path) -> tuple[str, subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "airflow_provider_lance.cli", "serve", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--root", str(root), "--state-dir", str(folder / "state")],
         stdout=subprocess.PIPE,

@@ -27,11 +27,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_lance.api.jobs import JobSpec
-from airflow_provider_lance.engine.context import JobContext
-from airflow_provider_lance.engine.refresh import run_refresh
-from airflow_provider_lance.engine.session import make_session
-from airflow_provider_lance.engine.view_definition import ViewDefinition
-from airflow_provider_lance.engine.view_table import create_view
+from airflow_provider_lance.definitions.view_definition import ViewDefinition
+from airflow_provider_lance.engine.job.context import JobContext
+from airflow_provider_lance.engine.spark.session import make_session
+from airflow_provider_lance.engine.views.job import run_refresh
+from airflow_provider_lance.storage.view_table import empty_view
 
 QUERY = "SELECT id, upper(text) AS shout FROM {source} WHERE id % 2 = 0"
 COLUMNS = {"id": "id", "shout": "upper(text)", "__source_row_id": "_rowid"}
@@ -76,9 +76,9 @@ class Bench:
 
     def view(self, name: str, query: str) -> None:
         shutil.rmtree(self.path(name), ignore_errors=True)
-        create_view(
-            self.path(name), ViewDefinition.from_request({"query": query}), lambda n: lance.dataset(self.path(n))
-        )
+        definition = ViewDefinition.from_request({"query": query})
+        empty, _ = empty_view(definition, lambda source: lance.dataset(self.path(source)))
+        lance.write_dataset(empty, self.path(name), enable_stable_row_ids=True)
 
     def refresh(self, name: str, **request: Any) -> dict[str, Any]:
         definition = ViewDefinition.from_metadata(lance.dataset(self.path(name)).schema.metadata)

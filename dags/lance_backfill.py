@@ -1,7 +1,8 @@
 """Backfill a column from the UI: press Trigger, fill in the form, watch the progress in the task's log.
 
-The first task checks the names and suggests near ones, so that a typo costs a second and not a Spark job. The job runs
-while the task is deferred: no worker waits for it. *Plan only* says what would be done and changes nothing.
+The first task checks the names and suggests similar ones, so that a typing error is found before a Spark job starts.
+The job runs while the task is deferred, so no worker waits for it. *Plan only* reports what would be done and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ with DAG(
 
     @task.lance
     def check(*, namespace: Any, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Look the table and the column up; a name that is not there gets near ones suggested."""
+        """Check that the table and the column exist. The error of a wrong name suggests similar names."""
         import difflib
 
         from airflow.sdk.exceptions import AirflowFailException
@@ -80,7 +81,7 @@ with DAG(
 
     @task
     def report(done: dict[str, Any]) -> str:
-        """One sentence for the run's log."""
+        """Write one sentence about the run into the task's log."""
         figures = ", ".join(f"{name} {value:,}" for name, value in (done["result"] or {}).items() if type(value) is int)
         sentence = f"{'$'.join(done['table_id'])} is at version {done['version']}: {figures}"
         print(sentence)  # noqa: T201 - the task's log

@@ -1,11 +1,11 @@
-"""A vector for every note, computed by a Python function of this file.
+"""Compute a vector for every note with a Python function of this file.
 
 `UdfColumn` pickles the function into the table, together with what it uses of this file: the helper `trigrams` and
 the constant `DIMENSIONS`. Spark's workers need neither the file nor Airflow. Libraries such as numpy must be installed
-there; import them inside the function, which also keeps them out of the parsing of this DAG.
+there. Import them inside the function, so that parsing this DAG does not import them.
 
-The vectors count trigrams of letters: texts that share words are near each other, without a model to download. Put your
-model in its place: a class whose `setup()` loads it once per worker (docs/udfs.md).
+The vectors count trigrams of letters. Texts that share words are near each other, and no model is downloaded. To use a
+model, write a class whose `setup()` loads it once per worker (docs/udfs.md).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
+from airflow_provider_lance.functions import UdfColumn
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.check import LanceTableCheckOperator
-from airflow_provider_lance.operators.table import LanceAddColumnsOperator, LanceCreateTableOperator
-from airflow_provider_lance.operators.udf import UdfColumn
+from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
+from airflow_provider_lance.operators.table import LanceCreateTableOperator
 
 NOTES = ["notes"]
 DIMENSIONS = 64
@@ -27,7 +28,7 @@ VERBS = ("crosses", "remembers", "leaves", "follows")
 
 
 def notes() -> Any:
-    """A thousand short texts."""
+    """Generate a thousand short texts."""
     import pyarrow as pa
 
     texts = [f"{SUBJECTS[n % 5]} {VERBS[n // 5 % 4]} {SUBJECTS[n // 20 % 5]}, note {n}" for n in range(1000)]
@@ -40,7 +41,7 @@ def trigrams(text: str) -> Iterator[str]:
 
 
 def embed(batch: Any) -> Any:
-    """A batch of texts in, a unit vector of each out."""
+    """Compute a unit vector for each text of a batch."""
     import zlib
 
     import numpy as np
@@ -78,7 +79,7 @@ with DAG(
 
     @task.lance
     def nearest(*, namespace: Any) -> list[str]:
-        """The three notes nearest to the first: what the vectors are good for."""
+        """Search the three notes that are nearest to the first."""
         import lance
 
         table = lance.dataset(namespace_client=namespace, table_id=NOTES)

@@ -1,8 +1,8 @@
-"""Compute, check, and only then let readers see it: readers follow the tag ``production``.
+"""Compute a column, check it, and only then show it to readers, who follow the tag ``production``.
 
-The backfill's version gets the tag ``candidate``. A check counts its rows and nulls; if it holds, ``production`` moves
-to the candidate, otherwise the candidate is dropped and ``production`` stays where it was. The way back later is a run
-of ``move_tag`` with the ``previous_version`` that ``promote`` returned.
+The backfill's version gets the tag ``candidate``. A check counts its rows and nulls. If the check succeeds,
+``production`` moves to the candidate. Otherwise the candidate is deleted and ``production`` stays where it was. To roll
+back later, move the tag to the ``previous_version`` that ``promote`` returned.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The whole story in one DAG: a table, a computed column, a view, a version and a tag.
+"""All parts in one DAG: a table, a computed column, a view, a version and a tag.
 
-Creates an empty table, loads generated articles into it, declares a computed column and backfills it on Spark, creates
-a materialized view, appends rows and refreshes the view for just these, publishes a staged version and moves a tag.
+It creates an empty table, loads generated articles into it, declares a computed column and backfills it on Spark. It
+creates a materialized view, appends rows and refreshes the view for these rows only. It publishes a staged version and
+moves a tag.
 
-`make demo` runs it; in the UI, press Trigger and choose how many rows. A run begins by dropping what the last one made,
-so its tables are its own: no other example reads them.
+`make demo` runs it. In the UI, press Trigger and choose the number of rows. A run begins by dropping the tables of the
+run before, so no other example uses these tables.
 """
 
 from __future__ import annotations
@@ -15,17 +16,14 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
+from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
 from airflow_provider_lance.operators.materialized_view import (
     LanceCreateMaterializedViewOperator,
     LanceRefreshMaterializedViewOperator,
 )
-from airflow_provider_lance.operators.table import (
-    LanceAddColumnsOperator,
-    LanceCreateEmptyTableOperator,
-    LanceCreateTableVersionOperator,
-    LanceDropTableOperator,
-)
+from airflow_provider_lance.operators.table import LanceCreateEmptyTableOperator, LanceDropTableOperator
 from airflow_provider_lance.operators.tag import LanceUpdateTagOperator
+from airflow_provider_lance.operators.version import LanceCreateTableVersionOperator
 
 ARTICLES = ["quickstart_articles"]
 LONG_ARTICLES = ["quickstart_long_articles"]
@@ -38,7 +36,7 @@ WORDS = (
 
 
 def articles(start: int, rows: int) -> Any:
-    """Generated articles as a stream of Arrow batches: text made of words, and a vector of each."""
+    """Generate articles as a stream of Arrow batches. Each has a text and a vector."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -84,7 +82,7 @@ with DAG(
 
     @task.lance
     def load(rows: str, *, namespace: Any) -> dict[str, Any]:
-        """Write the articles through the namespace: each commit becomes a version there."""
+        """Write the articles through the namespace, which records each commit as a version."""
         import lance
 
         table = lance.write_dataset(
@@ -99,7 +97,7 @@ with DAG(
 
     @task.lance
     def append(rows: str, *, namespace: Any) -> dict[str, Any]:
-        """One percent more articles."""
+        """Append one percent more articles."""
         import lance
 
         more = max(1, int(rows) // 100)
@@ -110,8 +108,8 @@ with DAG(
 
     @task.lance
     def stage(*, namespace: Any) -> dict[str, Any]:
-        """Prepare a version without publishing it: delete the shortest articles in a manifest nobody reads yet."""
-        from airflow_provider_lance.operators.staging import stage_version
+        """Prepare a version without publishing it, in which the shortest articles are deleted."""
+        from airflow_provider_lance.operators.version import stage_version
 
         return stage_version(namespace, ARTICLES, lambda table: table.delete("text_length < 20"))
 

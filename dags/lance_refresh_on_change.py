@@ -1,10 +1,10 @@
-"""Refresh a view because its source changed, not because it is 3 a.m.
+"""Refresh a view when its source changes, instead of at a fixed time.
 
-A watcher in the triggerer looks at the table ``articles``; each new version becomes an asset event, and the event runs
-this DAG. Writers need not know of it: a Spark job, a notebook or LanceDB may have made the version.
+A watcher in the triggerer polls the table ``articles``. Each new version becomes an asset event, and the event runs
+this DAG. Any program may write the table, such as a Spark job, a notebook or LanceDB.
 
-Define an asset with its watcher in one file only: Airflow removes the watcher whenever it parses another file that
-names the same asset without it.
+Define an asset with its watcher in one file only. Airflow removes the watcher when it parses another file that names
+the same asset without it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ with DAG(
 
     @task
     def what_changed(triggering_asset_events: Any = None) -> list[dict[str, Any]]:
-        """The versions that led to this run; a watcher's payload is nested, a task's outlet event is not."""
+        """The versions that triggered this run. Only the event of a watcher has a payload."""
         events = [event for found in (triggering_asset_events or {}).values() for event in found]
         return [(event.extra or {}).get("payload", event.extra or {}) for event in events]
 

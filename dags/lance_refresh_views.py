@@ -1,7 +1,7 @@
-"""Refresh every materialized view of a namespace, each after the views it reads, and skip those with nothing new.
+"""Refresh every materialized view of a namespace, each after the views that it reads, and skip unchanged ones.
 
-Instances of one mapped task have no order among themselves, so there is one mapped task per level: views of tables
-first, views of these next, four levels deep.
+The instances of one mapped task have no order, so there is one mapped task for each level. The views of tables come
+first, then the views of these views, up to four levels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ with DAG(
 
     @task.lance
     def discover(*, namespace: Any, params: dict[str, Any] | None = None) -> list[list[list[str]]]:
-        """The views by level: a view is one level above the highest view it reads."""
+        """The views by level. A view is one level above the highest view that it reads."""
         from airflow.sdk.exceptions import AirflowFailException
 
         parts = [part for part in (params or {}).get("namespace", "").split("$") if part]
@@ -53,7 +53,7 @@ with DAG(
         return [[[*parts, name] for name in names if level[name] == number] for number in range(LEVELS)]
 
     def reads(view: Any, parts: list[str]) -> set[str]:
-        """The names in this namespace that a view reads; from a server that does not list them, those it mentions."""
+        """The tables of this namespace that a view reads. If the server does not list them, the names in its query."""
         import re
 
         if view.sources:

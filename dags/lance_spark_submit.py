@@ -1,8 +1,7 @@
-"""Airflow's own Spark connection executes the job, while a sensor watches it.
+"""Execute a job through a Spark connection of Airflow, while a sensor waits for it.
 
 ``cluster="external"`` tells the namespace to launch nothing and to wait for a claim. The Spark task claims the job and
-runs the engine with ``spark-submit`` on the connection ``spark_default``; the sensor shows that anybody may follow the
-job by its id.
+runs the engine with ``spark-submit`` on the connection ``spark_default``. The sensor waits for the same job by its id.
 """
 
 from __future__ import annotations

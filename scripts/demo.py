@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from airflow_provider_lance.api.wire import Wire
 HERE = Path(__file__).resolve().parent.parent
 FOLDER = HERE / ".demo"
 DAG_ID = "lance_quickstart"
+VIEW = "quickstart_long_articles"
 STEPS = {
     "create_empty_table": "create an empty table",
     "load": "load generated articles",
@@ -75,15 +77,17 @@ def main() -> None:
             console.print("\n".join(said[-40:]), markup=False, highlight=False)
             fail(f"The pipeline failed at {', '.join(failed) or 'its start'}. The whole log is in .demo/dag.log")
         summary(tasks, results(local))
-    console.print(
-        f"\nDone in {time.monotonic() - began:.0f} s. Next: [bold]make ui[/bold] opens Airflow with these DAGs "
-        "and the namespace's job pages; dags/lance_quickstart.py is the DAG you just saw."
-    )
+        console.print(f"\nThe first rows of the view [bold]{VIEW}[/bold]:\n")
+        sys.stdout.flush()
+        subprocess.run([local.bin("airflow-lance"), "head", VIEW, "-n", "5", "--url", local.namespace_url], check=True)
+    tables = (FOLDER / "tables").relative_to(HERE)
+    console.print(f"\nDone in {time.monotonic() - began:.0f} s. dags/lance_quickstart.py is the DAG you just saw.")
+    print(f"Try next: make ui, or {Path(local.bin('airflow-lance'))} tables --root {tables} (also: show, head, query)")
 
 
 @contextlib.contextmanager
 def progress_bars() -> Iterator[Any]:
-    """One line per step: a spinner's worth of text for quick ones, a moving bar for jobs."""
+    """Show one line per step, with a moving bar for jobs."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
@@ -138,7 +142,7 @@ def results(local: Local) -> dict[str, dict[str, Any]]:
 
 
 def read(local: Local, query: str) -> list[dict[str, Any]]:
-    """Look into Airflow's own database, read-only; empty while it is not there yet."""
+    """Query Airflow's database read-only; the result is empty until the database exists."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{local.airflow_home}/airflow.db?mode=ro", uri=True)) as db:
             db.row_factory = sqlite3.Row

@@ -1,4 +1,4 @@
-"""Everything on one machine: the namespace server and Airflow as child processes that end with their parent.
+"""The namespace server and Airflow as child processes on this machine, which end with their parent.
 
 Shared by ``make demo`` and ``make ui``.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
-from airflow_provider_lance.namespace.processes import find_processes
+from airflow_provider_lance.engine.spark.java_home import JavaNotFoundError, java_environment
+from airflow_provider_lance.system.process_groups import find_processes
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -30,7 +30,7 @@ def fail(sentence: str) -> NoReturn:
 
 
 def stop_on_signals() -> None:
-    """Ctrl-C and SIGTERM end us the same way, also where a shell started us with interrupts ignored."""
+    """Treat SIGTERM as Ctrl-C, and react to Ctrl-C even if the shell started this process with interrupts ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -46,7 +46,10 @@ def remembered_port(folder: Path, name: str, preferred: int) -> int:
     file = folder / "ports.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     candidates = [port for port in (known.get(name), preferred) if port and is_free(port)]
+    wanted = known.get(name) or preferred
     known[name] = candidates[0] if candidates else free_port()
+    if known[name] != wanted:
+        print(f"Port {wanted} is taken by another program: {name} listens on port {known[name]}.", flush=True)
     file.write_text(json.dumps(known))
     return int(known[name])
 
@@ -64,7 +67,7 @@ def is_free(port: int) -> bool:
 class Local:
     """Child processes of one folder; leaving the context ends all of them and everything they started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dags: Path | None = None) -> None:
         self.folder = folder
         self.airflow_home = folder / "airflow"
         self.namespace_url = ""
@@ -78,7 +81,7 @@ class Local:
             **os.environ,
             **java,
             "AIRFLOW_HOME": str(self.airflow_home),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "dags"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags or HERE / "dags"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
@@ -110,15 +113,15 @@ class Local:
         self.children.append(child)
         return child
 
-    def start_namespace(self, port: int = 0) -> str:
-        """Start ``airflow-lance serve`` over ``tables/`` and wait until it is ready."""
+    def start_namespace(self, port: int = 0, config: Path | None = None) -> str:
+        """Start ``airflow-lance serve`` over ``tables/``, with its jobs in ``state/``, and wait until it is ready."""
         tables = self.folder / "tables"
         tables.mkdir(parents=True, exist_ok=True)
         log = self.folder / "namespace.log"
         earlier = log.stat().st_size if log.exists() else 0  # with the address of an earlier run
-        child = self.start(
-            "namespace", [self.bin("airflow-lance"), "serve", "--root", str(tables), "--port", str(port)]
-        )
+        command = [self.bin("airflow-lance"), "serve", "--root", str(tables), "--port", str(port)]
+        command += ["--state-dir", str(self.folder / "state"), *(["--config", str(config)] if config else [])]
+        child = self.start("namespace", command)
         until = time.monotonic() + 90
         while time.monotonic() < until and child.poll() is None:
             found = re.search(r"^ready (http://\S+)$", log.read_bytes()[earlier:].decode(), re.MULTILINE)
@@ -148,7 +151,7 @@ class Local:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To everything we started: Spark drivers live in sessions of their own, by design, but inherit our mark."""
+        """Signal every process started here; Spark drivers have sessions of their own but inherit the mark."""
         for pid in list(find_processes(self._mark, {child.pid for child in self.children})):
             with contextlib.suppress(OSError):
                 os.kill(pid, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -12,7 +13,7 @@ from lance.fragment import DataFile
 
 
 def replace_column(
-    dataset: lance.LanceDataset, column: str, values: Mapping[lance.LanceFragment, pa.Array]
+    dataset: lance.LanceDataset, column: str, values: Mapping[lance.LanceFragment, pa.Array[Any]]
 ) -> lance.LanceDataset:
     """Give fragments a new file for one column: a value for every physical row of each."""
     schema = pa.schema([dataset.schema.field(column)])

@@ -28,9 +28,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFolder(LoadScopeScheduling):
+    class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             folder, *rest = nodeid.partition("::")[0].split("/")[1:]
-            return f"{folder}/{rest[0]}" if folder in ("airflow", "namespace") else folder
+            return "/".join([folder, *rest]) if folder in ("airflow", "namespace") else folder
 
     return ByFolder(config, log)

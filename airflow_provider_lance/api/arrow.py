@@ -1,41 +1,58 @@
-"""Arrow data on its way in and out: a table, a batch reader, batches or IPC bytes become one IPC stream.
+"""Arrow data in requests and answers: a table, a batch reader, batches or IPC bytes become one IPC stream.
 
-pyarrow is imported inside the functions: a client that only moves metadata never pays for it.
+pyarrow is imported inside the functions, so that a client which only moves metadata does not load it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import httpx
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     import pyarrow as pa
+    from typing_extensions import Buffer
+
+    class ArrowStream(Protocol):
+        """Data of any library that exports Arrow's C stream, such as a polars or a pandas frame."""
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+    _Batches = (
+        pa.Table | pa.RecordBatch | pa.RecordBatchReader | pa.Schema | ArrowStream | Iterable[pa.RecordBatch | pa.Table]
+    )
+    #: Arrow data to send. A schema stands for no rows.
+    ArrowData = _Batches | bytes | bytearray | memoryview
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 ARROW_FILE = "application/vnd.apache.arrow.file"
 _FILE_MAGIC = b"ARROW1"
 _CHUNK = 1 << 20
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class ArrowBody(httpx.SyncByteStream, httpx.AsyncByteStream):
     """A request body that httpx can stream, sync or async.
 
-    ``replayable``: made again from the start for a retry. A reader or an iterator can be read only once, so after
-    its first byte went out (``started``) the request is not sent again.
+    ``replayable``: it can be encoded again for a retry. A reader or an iterator can be read only once, so that the
+    request is not sent again after its first byte was sent (``started``).
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: ArrowData | None) -> None:
         self._data = data
-        self.replayable = _is_bytes(data) or _has_batches(data)
+        self.replayable = isinstance(data, _BYTES) or _has_batches(data)
         self.started = False
 
     @property
     def length(self) -> int | None:
-        """In bytes, where it is known before encoding."""
-        return memoryview(self._data).nbytes if _is_bytes(self._data) else None
+        """The number of bytes, where it is known before encoding."""
+        return memoryview(self._data).nbytes if isinstance(self._data, _BYTES) else None
 
     @property
     def can_send(self) -> bool:
@@ -43,7 +60,7 @@ class ArrowBody(httpx.SyncByteStream, httpx.AsyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         self.started = True
-        if _is_bytes(self._data):
+        if isinstance(self._data, _BYTES):
             view = memoryview(self._data)
             for start in range(0, len(view), _CHUNK):
                 yield bytes(view[start : start + _CHUNK])
@@ -51,13 +68,13 @@ class ArrowBody(httpx.SyncByteStream, httpx.AsyncByteStream):
         yield from _encode(self._data)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        # The source may read files or compute: keep that off the event loop.
+        # The source may read files or compute, which would block the event loop.
         chunks = iter(self)
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield chunk
 
 
-def _encode(data: Any) -> Iterator[bytes]:
+def _encode(data: _Batches | None) -> Iterator[bytes]:
     import pyarrow as pa
 
     schema, batches = _open(data)
@@ -70,24 +87,19 @@ def _encode(data: Any) -> Iterator[bytes]:
     yield from sink.take()
 
 
-class _Chunks:
-    """A file that hands on what is written to it."""
-
-    closed = False
+class _Chunks(io.RawIOBase):
+    """A file whose content is taken away piece by piece."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
-    def write(self, data: Any) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
         part = bytes(data)
         self._parts.append(part)
         return len(part)
-
-    def flush(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
     def take(self) -> Iterator[bytes]:
         if self._parts:
@@ -96,7 +108,7 @@ class _Chunks:
             yield joined
 
 
-def _open(data: Any) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+def _open(data: _Batches | None) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     import pyarrow as pa
 
     if isinstance(data, pa.Schema):
@@ -107,33 +119,31 @@ def _open(data: Any) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         return data.schema, (data,)
     if isinstance(data, pa.RecordBatchReader):
         return data.schema, data
-    if hasattr(data, "__arrow_c_stream__"):
+    if _is_stream(data):
         reader = pa.RecordBatchReader.from_stream(data)
         return reader.schema, reader
-    iterator = iter(data)
+    iterator = iter(data) if isinstance(data, Iterable) else iter(())
     first = next(iterator, None)
     if not isinstance(first, pa.RecordBatch | pa.Table):
         raise TypeError(
             f"Expected a pyarrow Table, RecordBatch, RecordBatchReader, Schema, an iterator of batches or Arrow IPC "
             f"bytes, got {type(data).__name__} of {type(first).__name__}."
         )
-    return first.schema, (batch for item in _chain(first, iterator) for batch in _batches(item))
+    items = itertools.chain([first], iterator)
+    return first.schema, (batch for item in items for batch in _batches(item))
 
 
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
+def _batches(item: pa.RecordBatch | pa.Table) -> Iterable[pa.RecordBatch]:
+    import pyarrow as pa
+
+    return item.to_batches() if isinstance(item, pa.Table) else (item,)
 
 
-def _batches(item: Any) -> Iterable[pa.RecordBatch]:
-    return item.to_batches() if hasattr(item, "to_batches") else (item,)
+def _is_stream(data: object) -> TypeGuard[ArrowStream]:
+    return hasattr(data, "__arrow_c_stream__")
 
 
-def _is_bytes(data: Any) -> bool:
-    return isinstance(data, bytes | bytearray | memoryview)
-
-
-def _has_batches(data: Any) -> bool:
+def _has_batches(data: object) -> bool:
     """In-memory Arrow data, recognised without importing pyarrow."""
     module = type(data).__module__
     return module.startswith("pyarrow") and type(data).__name__ in {"Table", "RecordBatch", "Schema"}

@@ -1,6 +1,6 @@
-"""Every way of proving who we are that the spec names, as ``httpx.Auth``.
+"""Every kind of authentication that the spec names, as ``httpx.Auth``.
 
-Secrets are ``pydantic.SecretStr``: their repr, also in a traceback with local variables, shows stars.
+Secrets are ``pydantic.SecretStr``, whose repr shows stars, also in a traceback with local variables.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from weakref import WeakKeyDictionary
 import httpx
 from pydantic import SecretStr
 
-from airflow_provider_lance.api.errors import UNAUTHENTICATED, UNAVAILABLE, WireError
+from airflow_provider_lance.api.codes import ErrorCode
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.retry import retry_after
 
 API_KEY_HEADER = "x-api-key"
-#: Set on a request whose body cannot be produced a second time: it is not sent again with a new token.
+#: Set on a request whose body cannot be produced a second time, so that it is not sent again with a new token.
 ONE_SHOT = "lance_one_shot_body"
 
 
@@ -33,14 +34,14 @@ class ApiKeyAuth(httpx.Auth):
         self.key = key
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        # A request's own identity wins over the connection's.
+        # A request's own identity takes precedence over the connection's.
         if API_KEY_HEADER not in request.headers and "authorization" not in request.headers:
             request.headers[API_KEY_HEADER] = self.key.get_secret_value()
         yield request
 
 
 class BearerAuth(httpx.Auth):
-    """``Authorization: Bearer`` with a token that somebody else renews."""
+    """``Authorization: Bearer`` with a fixed token."""
 
     kind = "bearer token"
 
@@ -56,7 +57,7 @@ class BearerAuth(httpx.Auth):
 class ClientCredentialsAuth(httpx.Auth):
     """OAuth2 client credentials: one token for all requests, renewed before it expires and once on a 401.
 
-    Requests at the same moment share one renewal; a second client that holds this object does too.
+    Concurrent requests share one renewal, also those of several clients with the same object.
     """
 
     kind = "OAuth2 client credentials"
@@ -83,9 +84,9 @@ class ClientCredentialsAuth(httpx.Auth):
         # A lock of asyncio belongs to the loop that first waited for it.
         self._task_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
-    # The two flows differ in who awaits; what to ask and what to keep is written once below.
+    # The two flows differ in their locks and in how the body is read, which no shared generator could do.
     def sync_auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        if "authorization" in request.headers:  # the request brings its own identity
+        if "authorization" in request.headers:  # the request has its own identity
             yield request
             return
         for last in (False, True):
@@ -119,7 +120,7 @@ class ClientCredentialsAuth(httpx.Auth):
             self._reject(used)
 
     def _token_request(self, signed: httpx.Request) -> httpx.Request | None:
-        """The request for a token where one is needed, as patient as the one that is to be signed."""
+        """The request for a token, if one is needed, with the timeout of the request that is to be signed."""
         if self._token is not None and self._clock() < self._renew_at:
             return None
         form = {"grant_type": "client_credentials"}
@@ -150,7 +151,8 @@ class ClientCredentialsAuth(httpx.Auth):
         token = body.get("access_token") if isinstance(body, dict) else None
         if answer.status_code != 200 or not isinstance(token, str) or not token:
             if answer.status_code >= 500 and self._token is not None and self._clock() < self._expires_at:
-                self._renew_at = min(self._expires_at, self._clock() + 10)  # the old one still works; ask again soon
+                # The old token is still valid, and a new one is asked for soon.
+                self._renew_at = min(self._expires_at, self._clock() + 10)
                 return
             reason = body.get("error_description") or body.get("error") if isinstance(body, dict) else None
             busy = answer.status_code >= 500 or answer.status_code == 429
@@ -158,7 +160,7 @@ class ClientCredentialsAuth(httpx.Auth):
                 f"The token endpoint {self.token_url} answered HTTP {answer.status_code}"
                 f"{f' ({reason})' if reason else ''} instead of an access token for client {self.client_id!r}. "
                 + ("It may be overloaded." if busy else "Check the client id, its secret, the scope and `token_url`."),
-                code=UNAVAILABLE if busy else UNAUTHENTICATED,
+                code=ErrorCode.SERVICE_UNAVAILABLE if busy else ErrorCode.UNAUTHENTICATED,
                 status=answer.status_code,
                 operation="oauth/token",
                 retry_after=retry_after(answer.headers),
@@ -179,6 +181,6 @@ class ClientCredentialsAuth(httpx.Auth):
         return self._token
 
     def _reject(self, used: SecretStr | None) -> None:
-        """Forget a token the server refused, unless somebody renewed it meanwhile."""
+        """Drop a token that the server refused, unless another request has renewed it meanwhile."""
         if self._token is used:
             self._token = None

@@ -17,8 +17,11 @@ class InvalidIdentifierError(ValueError):
     """An identifier that cannot be sent; says which part and why."""
 
 
-def parse_id(identifier: Identifier | None, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
-    """Normalise to a list of parts. ``None``, ``[]``, ``""`` and the delimiter alone are the root namespace."""
+def parse_id(identifier: object, delimiter: str = DEFAULT_DELIMITER) -> list[str]:
+    """Read an ``Identifier`` as a list of parts; ``InvalidIdentifierError`` for anything else.
+
+    ``None``, ``[]``, ``""`` and the delimiter alone are the root namespace.
+    """
     if not delimiter:
         raise InvalidIdentifierError("The identifier delimiter must not be empty.")
     if identifier is None or identifier == delimiter or identifier == "":
@@ -50,7 +53,7 @@ def parse_id(identifier: Identifier | None, delimiter: str = DEFAULT_DELIMITER) 
             raise InvalidIdentifierError(f"Part {position} of the identifier is not valid Unicode text.")
     joined = delimiter.join(parts)
     if joined.split(delimiter) != parts:
-        # With a delimiter of several characters, a part's end can form it with its neighbour's start.
+        # With a delimiter of several characters, the end of one part and the start of the next can form it.
         raise InvalidIdentifierError(
             f"The identifier {parts!r} cannot be joined with {delimiter!r} and split again into the same parts."
         )

@@ -1,16 +1,16 @@
-"""Jobs as every side of the wire sees them: the spec a driver receives, progress, results.
+"""Jobs on the wire: the spec that a driver receives, the progress, the result and the failure.
 
-Knows neither Airflow, Spark, Lance nor HTTP: the server writes these shapes, the engine reads its
-spec from them, and clients read states of any namespace server through :func:`parse_state`.
+The server writes these shapes, the engine reads its spec from them, and clients read the jobs of any server with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from airflow_provider_lance.api.job_words import JobState, JobType, parse_state
+from airflow_provider_lance.api.job_states import JobState, JobType, parse_state
+from airflow_provider_lance.api.plain_data import JsonMapping, JsonObject
+from airflow_provider_lance.api.requester import Requester
 
 _MOST_TRACEBACK = 4000
 _MOST_EXAMPLES = 20
@@ -20,8 +20,8 @@ _MOST_EXAMPLES = 20
 class JobFailure:
     """Why a job failed, and whether the same request may succeed later.
 
-    ``traceback`` has the frames of the user's function that raised; ``rows_failed`` and ``failed_rows`` say how many
-    rows failed, with some examples. Where there are none the wire does not carry these fields.
+    ``traceback`` has the frames of the user's function that raised. ``rows_failed`` is the number of rows that failed,
+    and ``failed_rows`` has examples of them. Empty fields are left out on the wire.
     """
 
     phase: str
@@ -29,15 +29,15 @@ class JobFailure:
     retryable: bool = False
     traceback: str = ""
     rows_failed: int = 0
-    failed_rows: tuple[dict[str, Any], ...] = ()
+    failed_rows: tuple[JsonObject, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         more = {"traceback": self.traceback, "rows_failed": self.rows_failed, "failed_rows": list(self.failed_rows)}
         known = {"phase": self.phase, "message": self.message, "retryable": self.retryable}
         return known | {key: value for key, value in more.items() if value}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any] | None) -> JobFailure | None:
+    def from_dict(cls, data: JsonMapping | None) -> JobFailure | None:
         if not data:
             return None
         return cls(
@@ -50,11 +50,11 @@ class JobFailure:
         )
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def _examples(value: Any) -> tuple[dict[str, Any], ...]:
+def _examples(value: object) -> tuple[JsonObject, ...]:
     if not isinstance(value, list | tuple):
         return ()
     return tuple(dict(row) for row in value[:_MOST_EXAMPLES] if isinstance(row, Mapping))
@@ -62,22 +62,23 @@ def _examples(value: Any) -> tuple[dict[str, Any], ...]:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as a client sees it, whichever server described it and in whichever dialect."""
+    """A job as a client reads it from any server, in any dialect."""
 
     job_id: str
     state: JobState
     job_type: str = ""
     table: str | None = None
     created_ms: int | None = None
-    spec: dict[str, Any] = field(default_factory=dict)
-    result: dict[str, Any] | None = None
+    spec: JsonObject = field(default_factory=dict)
+    result: JsonObject | None = None
     failure: JobFailure | None = None
     progress: Progress | None = None
     cancelling: bool = False
-    page: str | None = None  # below the server's own address, where it has one for its jobs
+    requester: Requester | None = None
+    page: str | None = None  # the path of the job's page below the server's address, if there is one
 
     @classmethod
-    def from_wire(cls, body: Mapping[str, Any], job_id: str | None = None) -> Job:
+    def from_wire(cls, body: JsonMapping, job_id: str | None = None) -> Job:
         """Read a row of ``jobs/list``, a ``jobs/describe`` body, or a transaction's description."""
         spec = body.get("spec")
         result = body.get("result")
@@ -93,43 +94,42 @@ class Job:
             failure=JobFailure.from_dict(body.get("failure")),
             progress=Progress.from_dict(progress) if isinstance(progress, Mapping) else None,
             cancelling=bool(body.get("cancel_requested")),
+            requester=Requester.from_dict(body.get("requester")),
             page=page if isinstance(page := body.get("page"), str) else None,
         )
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything a driver needs to execute a job; no credentials (they are vended at claim time).
+    """Everything that a driver needs to execute a job, except for credentials, which it gets when it claims the job.
 
-    ``request`` is the body of AlterTableBackfillColumns or RefreshMaterializedView as it was
-    accepted, without ``id``, ``identity`` and ``context``. ``options`` are the context entries that
-    steer execution (``plan``, ``max_failed_rows``). ``location`` is the table's or view's storage
-    URI. ``managed`` tells that commits must go through the namespace's CreateTableVersion.
-    ``tables`` maps delimiter-joined ids of the tables a query may read to their locations.
+    ``request`` is the body of AlterTableBackfillColumns or RefreshMaterializedView as it was accepted, without ``id``,
+    ``identity`` and ``context``. ``options`` are the context entries about execution (``plan``, ``max_failed_rows``).
+    ``location`` is the storage URI of the table or view. ``managed`` says that commits must use the namespace's
+    CreateTableVersion. ``tables`` maps the joined ids of the tables that a query may read to their locations.
     """
 
     job_type: str
     table_id: list[str]
     location: str
-    request: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    request: JsonObject = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
     managed: bool = False
     tables: dict[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> JobSpec:
+    def from_dict(cls, data: JsonMapping) -> JobSpec:
         known = cls.__dataclass_fields__
         return cls(**{key: value for key, value in data.items() if key in known})
 
     @classmethod
-    def read(cls, document: Any) -> JobSpec:
+    def read(cls, document: object) -> JobSpec:
         """A spec that a person wrote, to be run without a server; ``ValueError`` with a sentence if it is wrong.
 
-        ``table_id`` may be left out: the location's last part names the table then. A ``job_id`` beside the fields is
-        left to the caller.
+        Without a ``table_id`` the last part of the location names the table. A ``job_id`` is allowed and not read.
         """
         if not isinstance(document, Mapping):
             raise ValueError(f"A job spec is a JSON object, not {type(document).__name__}.")
@@ -170,11 +170,11 @@ class Progress:
     bytes_written: int = 0
     rows_per_second: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any] | None) -> Progress:
+    def from_dict(cls, data: JsonMapping | None) -> Progress:
         known = cls.__dataclass_fields__
         return cls(**{key: value for key, value in (data or {}).items() if key in known and value is not None})
 

@@ -1,28 +1,33 @@
-"""Request and response models: the spec's generated ones by name, and ours where it has none.
+"""Request and response models that the package generated from the spec lacks, and all models by their names.
 
-Ours are ``create-empty`` (which left the spec), the jobs API, the views API of LanceDB's client, and the dialects the
-generated models are too narrow for. Nothing here is imported before a model is needed.
+They are those of ``create-empty`` (which left the spec), of the jobs API, of the views API of LanceDB's client, and of
+the dialects for which the generated models are too narrow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
+import lance_namespace as spec
+import lance_namespace_urllib3_client.models as generated
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from airflow_provider_lance.api.plain_data import JsonObject
 
 
 class _Model(BaseModel):
-    """Unknown fields are kept: a newer server's answer parses."""
+    """A model that keeps unknown fields, so that a newer server's answer can be read."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return self.model_dump(by_alias=True, exclude_none=True)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Any:
-        return cls.model_validate(data)
+    def from_dict(cls, obj: JsonObject | None) -> Self:
+        return cls.model_validate(obj)
 
 
 class _Request(_Model):
@@ -40,15 +45,17 @@ class CreateEmptyTableRequest(_Request):
     properties: dict[str, str] | None = None
 
 
-class CreateEmptyTableResponse(_Response):
+class CreateEmptyTableResponse(_Response, spec.CreateTableResponse):
+    """What ``LanceNamespace`` says that this operation returns, although it creates no version."""
+
     transaction_id: str | None = None
     location: str | None = None
     properties: dict[str, str] | None = None
     storage_options: dict[str, str] | None = None
 
 
-class DeleteFromTableResponse(_Response):
-    """The spec's, and how many rows went, which LanceDB's client reports."""
+class DeleteFromTableResponse(_Response, spec.DeleteFromTableResponse):
+    """The spec's response, and the number of deleted rows, which LanceDB's client reports."""
 
     transaction_id: str | None = None
     version: int | None = None
@@ -65,7 +72,7 @@ class CreateMaterializedViewQueryRequest(_Request):
 
 
 class RefreshMaterializedViewRequest(_Request):
-    """The spec's, and ``full``: compute everything instead of the changes."""
+    """The spec's request, and ``full``, with which everything is computed instead of the changes."""
 
     id: list[str] | None = None
     src_version: StrictInt | None = Field(default=None, description="Version of the source; its newest by default")
@@ -80,7 +87,7 @@ class RefreshMaterializedViewRequest(_Request):
 
 
 class ViewRequest(_Request):
-    """A create or refresh of a view in any dialect; its fields are checked by whoever knows what a view is."""
+    """A request that creates or refreshes a view, in any dialect. Its fields are checked where views are defined."""
 
     id: list[str] | None = None
 
@@ -95,9 +102,9 @@ class ViewProjection(_Model):
 
 
 class ViewSource(_Model):
-    """A table a view reads: its name in the query, what that stands for, and the version the view was refreshed from.
+    """A table that a view reads: its name in the query, its id, and the version the view was last refreshed from.
 
-    ``table_id`` is missing where there is no such table any longer, ``version`` before the first refresh.
+    ``table_id`` is missing after the table was dropped, and ``version`` before the first refresh.
     """
 
     name: str
@@ -106,7 +113,7 @@ class ViewSource(_Model):
 
 
 class DescribeMaterializedViewResponse(_Response):
-    """LanceDB's, where ``source_table`` is the one table of a simple view; ``sources`` are those of any view."""
+    """LanceDB's response, which has ``source_table`` for a view of one table, and ``sources`` for any view."""
 
     source_table: str | None = None
     sources: list[ViewSource] | None = None
@@ -131,7 +138,7 @@ class ListMaterializedViewsRequest(_Request):
 
 
 class ListMaterializedViewsResponse(_Response):
-    views: list[Any] = Field(default_factory=list)
+    views: Sequence[object] = Field(default_factory=list)
     page_token: str | None = None
 
 
@@ -146,7 +153,7 @@ class ListJobsRequest(_Request):
 
 
 class ListJobsResponse(_Response):
-    jobs: list[dict[str, Any]] = Field(default_factory=list)
+    jobs: list[JsonObject] = Field(default_factory=list)
     page_token: str | None = None
     filtered: bool | None = None
 
@@ -164,10 +171,11 @@ class DescribeJobResponse(_Response):
     job_type: str | None = None
     job_state: str | None = None
     creation_ms: int | None = None
-    spec: Any = None
-    result: dict[str, Any] | None = None
-    failure: dict[str, Any] | None = None
-    progress: dict[str, Any] | None = None
+    spec: object = None
+    result: JsonObject | None = None
+    failure: JsonObject | None = None
+    progress: JsonObject | None = None
+    requester: JsonObject | None = Field(default=None, description="The Airflow task that asked for the job")
 
 
 class CancelJobRequest(_JobRequest):
@@ -209,7 +217,7 @@ class ClaimJobResponse(_Response):
     claim_token: str = Field(repr=False)
     lease_seconds: float
     heartbeat_seconds: float
-    spec: dict[str, Any]
+    spec: JsonObject
     storage_options: dict[str, str] | None = Field(default=None, repr=False)
     expires_at: float | None = None
 
@@ -217,9 +225,9 @@ class ClaimJobResponse(_Response):
 class ReportJobRequest(_JobRequest):
     claim_token: str = Field(repr=False)
     seq: int = Field(ge=0)
-    progress: dict[str, Any] | None = None
-    events: list[dict[str, Any]] | None = None
-    terminal: dict[str, Any] | None = None
+    progress: JsonObject | None = None
+    events: list[JsonObject] | None = None
+    terminal: JsonObject | None = None
 
 
 class ReportJobResponse(_Response):
@@ -230,10 +238,9 @@ class ReportJobResponse(_Response):
 
 @cache
 def model(name: str) -> type[Any]:
-    """The model class of that name, ours or the generated package's."""
+    """The model class of that name, from this module or from the generated package."""
     own = globals().get(name)
     if isinstance(own, type) and issubclass(own, BaseModel):
         return own
-    import lance_namespace_urllib3_client.models as generated
-
-    return getattr(generated, name)
+    kind: type[Any] = getattr(generated, name)
+    return kind

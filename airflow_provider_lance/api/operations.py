@@ -1,14 +1,18 @@
-"""The one table of operations: a row per route of the Lance namespace wire.
+"""The one table of operations: a row for each route of the Lance namespace wire.
 
-The sync client, the async client and the server's routes are all derived from these rows; nobody
-writes an endpoint twice. Models are named by string, so importing this module imports none of them.
+The clients' methods, the server's routes, its OpenAPI document and the namespace's methods are derived from these rows:
+a fact about an operation is a field of its row. Models are named by strings, so that this module imports none of them.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from types import MappingProxyType
+
+from airflow_provider_lance.api.codes import ErrorCode
+from airflow_provider_lance.api.plain_data import Fields
 
 
 class Body(enum.Enum):
@@ -21,10 +25,10 @@ class Body(enum.Enum):
 
 
 class Answer(enum.Enum):
-    """What comes back on success."""
+    """What an answer with a status of success holds."""
 
     JSON = "json"
-    NOTHING = "nothing"  # the status says it all
+    NOTHING = "nothing"
     COUNT = "count"  # a bare integer
     TEXT = "text"  # a bare string
     METADATA = "metadata"  # the bare map of the field ``metadata``
@@ -32,11 +36,38 @@ class Answer(enum.Enum):
     ARROW_STREAM = "arrow_stream"
 
 
+class LanceDBAnswer(enum.Enum):
+    """How LanceDB's client reads an answer where it does not read the spec's."""
+
+    TAGS = enum.auto()  # the bare map of the tags
+    ROOT_TABLES = enum.auto()  # it lists one database, the root, and takes a joined id for an invalid name
+    ROWS_UPDATED = enum.auto()  # it reads the count from ``rows_updated``
+
+
 class Scope(enum.Enum):
-    """What a caller must be allowed to do; our server's keys carry these."""
+    """What a caller must be allowed to do. The API keys of our server have these."""
 
     READ = "read"
     WRITE = "write"
+    JOBS = "jobs"
+
+
+class Access(enum.Enum):
+    """How a caller of our server proves that it may run an operation."""
+
+    KEY = enum.auto()  # an API key with the operation's scope
+    KEY_OR_CLAIM = enum.auto()  # or the claim on a job, for the table that the job writes
+    KEY_OR_LAUNCH_TOKEN = enum.auto()  # or the launch token of the job, in the body
+    CLAIM_TOKEN = enum.auto()  # the token of the claim on a job, in the body
+
+
+class Subject(enum.Enum):
+    """What an operation is about: the second segment of its path."""
+
+    NAMESPACE = "namespace"
+    TABLE = "table"
+    VIEW = "materialized_view"
+    TRANSACTION = "transaction"
     JOBS = "jobs"
 
 
@@ -44,40 +75,89 @@ class Scope(enum.Enum):
 class Operation:
     """One route.
 
-    ``replayable``: sending the request twice has the effect of sending it once, and the second
-    answer is as good as the first; only then is it sent again after its answer was lost.
-    ``optional``: real servers lack this route, so a bare 404 means "no such route" and not "no such object".
+    The names of its method and its models follow from its id, as in the package that is generated from the spec, unless
+    a row gives others.
+
+    ``replayable``: sending the request twice has the effect of sending it once, and the second answer is as good as the
+    first. Only such a request is sent again after its answer was lost.
+    ``optional``: some real servers lack this route, so a 404 without a code means that the route is missing, and not
+    that the object is.
+    ``replaced_by``: the operation with the same effect that servers have which lack this one.
     ``items``: the field of a paginated answer that holds its rows.
-    ``missing`` and ``taken``: the Lance error codes behind a 404 and a 409 that name no code themselves.
+    ``missing`` and ``taken``: the Lance error codes behind a 404 and a 409 that give no code.
+    ``submits_job``: it starts a job, and its answer has a ``job_id``.
+    ``answers_version``: the answer to a submit also has the table's ``version``.
+    ``lancedb_request``: the model of the same request in LanceDB's dialect, which has the field ``query``.
+    ``lancedb_answer``: LanceDB's client reads another answer than the spec's.
+    ``holds_query``: the request is a query, or holds one under ``query``, which clients write in several dialects.
+    ``sql_fields``: the fields whose SQL Lance executes during the request.
+    ``opens_table``: a caller reads the table's rows with it, or learns where they are.
+    ``main_only``: pylance takes a ``branch`` in the request and works on main nevertheless, so our server refuses it.
+    ``pylance_takes_dict``: pylance's binding takes and returns a dict here, and models everywhere else.
     """
 
-    name: str
     id: str
     path: str
-    request: str | None
-    response: str | None
+    summary: str
+    name: str = field(init=False)
+    _: KW_ONLY
+    request: str = ""
+    response: str | None = ""
     method: str = "POST"
     statuses: tuple[int, ...] = (200,)
     body: Body = Body.JSON
     answer: Answer = Answer.JSON
     query: tuple[str, ...] = ()
     scope: Scope = Scope.WRITE
+    access: Access = Access.KEY
     replayable: bool = False
     optional: bool = False
-    submits_job: bool = False
-    missing: int = 4
-    taken: int = 14
+    replaced_by: str | None = None
     items: str | None = None
-    summary: str = ""
+    missing: ErrorCode = ErrorCode.TABLE_NOT_FOUND
+    taken: ErrorCode = ErrorCode.CONCURRENT_MODIFICATION
+    submits_job: bool = False
+    answers_version: bool = False
+    lancedb_request: str | None = None
+    lancedb_answer: LanceDBAnswer | None = None
+    holds_query: bool = False
+    sql_fields: tuple[str, ...] = ()
+    opens_table: bool = False
+    main_only: bool = False
+    pylance_takes_dict: bool = False
+
+    def __post_init__(self) -> None:
+        words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in self.id)
+        object.__setattr__(self, "name", words.lstrip("_"))
+        object.__setattr__(self, "request", self.request or f"{self.id}Request")
+        if self.response == "":
+            object.__setattr__(self, "response", f"{self.id}Response")
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.path.split("/")[2])
 
     @property
     def takes_id(self) -> bool:
         return "{id}" in self.path
 
     @property
+    def jobs_api(self) -> bool:
+        """Whether the jobs service answers it from the registry alone.
+
+        The server runs such a request in the threads of the registry, so that jobs are answered while storage is slow,
+        and tables while the registry is away.
+        """
+        return self.subject is Subject.JOBS
+
+    @property
     def about_jobs(self) -> bool:
         """Whether it starts a job, follows one, or is about what only jobs fill."""
-        return self.submits_job or self.path.startswith(("/v1/jobs/", "/v1/materialized_view/"))
+        return self.submits_job or self.subject in {Subject.JOBS, Subject.VIEW}
+
+    def in_lancedb_dialect(self, fields: Fields) -> bool:
+        """Whether a request has these fields of LanceDB's dialect instead of the spec's."""
+        return self.lancedb_request is not None and "query" in fields
 
 
 _PAGE = ("page_token", "limit")
@@ -95,70 +175,80 @@ _MERGE = (
 )
 
 
-def _row(id: str, path: str, summary: str, *, name: str | None = None, **fields: object) -> Operation:
-    """A row whose model names follow from its operation id, as in the generated package."""
-    method_name = name or "".join(f"_{c.lower()}" if c.isupper() else c for c in id).lstrip("_")
-    fields.setdefault("request", f"{id}Request")
-    fields.setdefault("response", f"{id}Response")
-    return Operation(name=method_name, id=id, path=path, summary=summary, **fields)  # type: ignore[arg-type]
+_QUERY_SQL = ("filter", "columns")
 
-
-def _read(id: str, path: str, summary: str, **fields: object) -> Operation:
-    return _row(id, path, summary, scope=Scope.READ, replayable=True, **fields)  # type: ignore[arg-type]
-
+_read = partial(Operation, scope=Scope.READ, replayable=True)
+_listing = partial(_read, method="GET", body=Body.NONE, missing=ErrorCode.NAMESPACE_NOT_FOUND)
+_job = partial(Operation, scope=Scope.JOBS, replayable=True, optional=True, missing=ErrorCode.TRANSACTION_NOT_FOUND)
 
 _ROWS = (
     # Namespaces
-    _row("CreateNamespace", "/v1/namespace/{id}/create", "Create a namespace", missing=1, taken=2),
-    _read(
-        "ListNamespaces",
-        "/v1/namespace/{id}/list",
-        "List child namespaces",
-        items="namespaces",
-        method="GET",
-        body=Body.NONE,
-        query=_PAGE,
-        missing=1,
+    Operation(
+        "CreateNamespace",
+        "/v1/namespace/{id}/create",
+        "Create a namespace",
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+        taken=ErrorCode.NAMESPACE_ALREADY_EXISTS,
     ),
-    _read("DescribeNamespace", "/v1/namespace/{id}/describe", "Describe a namespace", missing=1),
-    _row("DropNamespace", "/v1/namespace/{id}/drop", "Drop a namespace", missing=1, taken=3),
-    _read("NamespaceExists", "/v1/namespace/{id}/exists", "Check a namespace exists", answer=Answer.NOTHING, missing=1),
+    _listing("ListNamespaces", "/v1/namespace/{id}/list", "List child namespaces", items="namespaces", query=_PAGE),
     _read(
-        "ListTables",
-        "/v1/namespace/{id}/table/list",
-        "List tables of a namespace",
-        items="tables",
-        method="GET",
-        body=Body.NONE,
-        query=_LIST,
-        missing=1,
+        "DescribeNamespace",
+        "/v1/namespace/{id}/describe",
+        "Describe a namespace",
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
     ),
+    Operation(
+        "DropNamespace",
+        "/v1/namespace/{id}/drop",
+        "Drop a namespace",
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+        taken=ErrorCode.NAMESPACE_NOT_EMPTY,
+    ),
+    _read(
+        "NamespaceExists",
+        "/v1/namespace/{id}/exists",
+        "Check a namespace exists",
+        answer=Answer.NOTHING,
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+    ),
+    _listing("ListTables", "/v1/namespace/{id}/table/list", "List tables of a namespace", items="tables", query=_LIST),
     # Tables
-    _read(
+    _listing(
         "ListAllTables",
         "/v1/table",
         "List all tables",
         items="tables",
-        method="GET",
-        body=Body.NONE,
         query=_LIST,
         request="ListTablesRequest",
         response="ListTablesResponse",
-        missing=1,
+        lancedb_answer=LanceDBAnswer.ROOT_TABLES,
     ),
-    _row("RegisterTable", "/v1/table/{id}/register", "Register an existing table", missing=1, taken=5),
+    Operation(
+        "RegisterTable",
+        "/v1/table/{id}/register",
+        "Register an existing table",
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+        taken=ErrorCode.TABLE_ALREADY_EXISTS,
+    ),
     _read(
         "DescribeTable",
         "/v1/table/{id}/describe",
         "Describe a table",
         query=("with_table_uri", "load_detailed_metadata", "check_declared"),
+        access=Access.KEY_OR_CLAIM,
+        opens_table=True,
     ),
     _read("TableExists", "/v1/table/{id}/exists", "Check a table exists", answer=Answer.NOTHING),
-    _row("DropTable", "/v1/table/{id}/drop", "Drop a table", body=Body.NONE),
-    _row("DeregisterTable", "/v1/table/{id}/deregister", "Forget a table, keep its data"),
-    _row("RestoreTable", "/v1/table/{id}/restore", "Restore a table to a version", missing=11),
-    _row("RenameTable", "/v1/table/{id}/rename", "Rename a table", taken=5),
-    _row(
+    Operation("DropTable", "/v1/table/{id}/drop", "Drop a table", body=Body.NONE),
+    Operation("DeregisterTable", "/v1/table/{id}/deregister", "Deregister a table and keep its data"),
+    Operation(
+        "RestoreTable",
+        "/v1/table/{id}/restore",
+        "Restore a table to a version",
+        missing=ErrorCode.TABLE_VERSION_NOT_FOUND,
+    ),
+    Operation("RenameTable", "/v1/table/{id}/rename", "Rename a table", taken=ErrorCode.TABLE_ALREADY_EXISTS),
+    Operation(
         "UpdateTableSchemaMetadata",
         "/v1/table/{id}/schema_metadata/update",
         "Set schema metadata",
@@ -166,6 +256,7 @@ _ROWS = (
         answer=Answer.METADATA,
         query=("branch",),
         replayable=True,
+        main_only=True,
     ),
     _read(
         "ListTableVersions",
@@ -174,72 +265,189 @@ _ROWS = (
         items="versions",
         body=Body.NONE,
         query=("branch", *_PAGE, "descending"),
+        access=Access.KEY_OR_CLAIM,
     ),
-    _row("CreateTableVersion", "/v1/table/{id}/version/create", "Create a table version from a staged manifest"),
-    _read("DescribeTableVersion", "/v1/table/{id}/version/describe", "Describe a table version", missing=11),
-    _row("BatchDeleteTableVersions", "/v1/table/{id}/version/delete", "Delete ranges of versions", replayable=True),
-    _row("BatchCreateTableVersions", "/v1/table/version/batch-create", "Create versions of several tables at once"),
-    _row("BatchCommitTables", "/v1/table/batch-commit", "Commit several table operations at once"),
-    _row("AlterTableAlterColumns", "/v1/table/{id}/alter_columns", "Alter columns", missing=12),
-    _row("UpdateFieldMetadata", "/v1/table/{id}/update_field_metadata", "Set field metadata", missing=12),
-    _row("AlterTableDropColumns", "/v1/table/{id}/drop_columns", "Drop columns", missing=12),
+    Operation(
+        "CreateTableVersion",
+        "/v1/table/{id}/version/create",
+        "Create a table version from a staged manifest",
+        access=Access.KEY_OR_CLAIM,
+        pylance_takes_dict=True,
+    ),
+    _read(
+        "DescribeTableVersion",
+        "/v1/table/{id}/version/describe",
+        "Describe a table version",
+        missing=ErrorCode.TABLE_VERSION_NOT_FOUND,
+        access=Access.KEY_OR_CLAIM,
+        pylance_takes_dict=True,
+    ),
+    Operation(
+        "BatchDeleteTableVersions",
+        "/v1/table/{id}/version/delete",
+        "Delete ranges of versions",
+        replayable=True,
+        pylance_takes_dict=True,
+    ),
+    Operation(
+        "BatchCreateTableVersions", "/v1/table/version/batch-create", "Create versions of several tables at once"
+    ),
+    Operation("BatchCommitTables", "/v1/table/batch-commit", "Commit several table operations at once"),
+    Operation(
+        "AlterTableAlterColumns",
+        "/v1/table/{id}/alter_columns",
+        "Alter columns",
+        missing=ErrorCode.TABLE_COLUMN_NOT_FOUND,
+        main_only=True,
+    ),
+    Operation(
+        "UpdateFieldMetadata",
+        "/v1/table/{id}/update_field_metadata",
+        "Set field metadata",
+        missing=ErrorCode.TABLE_COLUMN_NOT_FOUND,
+    ),
+    Operation(
+        "AlterTableDropColumns", "/v1/table/{id}/drop_columns", "Drop columns", missing=ErrorCode.TABLE_COLUMN_NOT_FOUND
+    ),
     _read("GetTableStats", "/v1/table/{id}/stats", "Table statistics"),
-    _row(
-        "InsertIntoTable",
-        "/v1/table/{id}/insert",
-        "Insert Arrow data",
-        body=Body.ARROW,
-        query=("branch", "mode"),
+    Operation(
+        "InsertIntoTable", "/v1/table/{id}/insert", "Insert Arrow data", body=Body.ARROW, query=("branch", "mode")
     ),
-    _row("MergeInsertIntoTable", "/v1/table/{id}/merge_insert", "Upsert Arrow data", body=Body.ARROW, query=_MERGE),
-    _row("UpdateTable", "/v1/table/{id}/update", "Update rows"),
-    _row("DeleteFromTable", "/v1/table/{id}/delete", "Delete rows"),
-    _read("QueryTable", "/v1/table/{id}/query", "Query a table", answer=Answer.ARROW_FILE),
-    _read("CountTableRows", "/v1/table/{id}/count_rows", "Count rows", answer=Answer.COUNT),
-    _row(
+    Operation(
+        "MergeInsertIntoTable",
+        "/v1/table/{id}/merge_insert",
+        "Upsert Arrow data",
+        body=Body.ARROW,
+        query=_MERGE,
+        sql_fields=("when_matched_update_all_filt", "when_not_matched_by_source_delete_filt"),
+    ),
+    Operation(
+        "UpdateTable",
+        "/v1/table/{id}/update",
+        "Update rows",
+        sql_fields=("predicate", "updates"),
+        lancedb_answer=LanceDBAnswer.ROWS_UPDATED,
+    ),
+    Operation("DeleteFromTable", "/v1/table/{id}/delete", "Delete rows", sql_fields=("predicate",)),
+    _read(
+        "QueryTable",
+        "/v1/table/{id}/query",
+        "Query a table",
+        answer=Answer.ARROW_FILE,
+        main_only=True,
+        holds_query=True,
+        sql_fields=_QUERY_SQL,
+        opens_table=True,
+    ),
+    _read(
+        "CountTableRows",
+        "/v1/table/{id}/count_rows",
+        "Count rows",
+        answer=Answer.COUNT,
+        sql_fields=("predicate",),
+        opens_table=True,
+    ),
+    Operation(
         "CreateTable",
         "/v1/table/{id}/create",
         "Create a table from Arrow data",
         body=Body.ARROW,
         query=("mode", "properties", "storage_options"),
-        missing=1,
-        taken=5,
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+        taken=ErrorCode.TABLE_ALREADY_EXISTS,
     ),
-    _read("ExplainTableQueryPlan", "/v1/table/{id}/explain_plan", "Explain a query", answer=Answer.TEXT),
-    _read("AnalyzeTableQueryPlan", "/v1/table/{id}/analyze_plan", "Run and analyse a query", answer=Answer.TEXT),
-    _row("AlterTableAddColumns", "/v1/table/{id}/add_columns", "Add columns"),
-    _row("CreateTableIndex", "/v1/table/{id}/create_index", "Create a vector or full-text index", taken=7, missing=12),
-    _row(
+    _read(
+        "ExplainTableQueryPlan",
+        "/v1/table/{id}/explain_plan",
+        "Explain a query",
+        answer=Answer.TEXT,
+        main_only=True,
+        holds_query=True,
+        sql_fields=_QUERY_SQL,
+    ),
+    _read(
+        "AnalyzeTableQueryPlan",
+        "/v1/table/{id}/analyze_plan",
+        "Run and analyse a query",
+        answer=Answer.TEXT,
+        main_only=True,
+        holds_query=True,
+        sql_fields=_QUERY_SQL,
+    ),
+    Operation("AlterTableAddColumns", "/v1/table/{id}/add_columns", "Add columns", sql_fields=("new_columns",)),
+    Operation(
+        "CreateTableIndex",
+        "/v1/table/{id}/create_index",
+        "Create a vector or full-text index",
+        taken=ErrorCode.TABLE_INDEX_ALREADY_EXISTS,
+        missing=ErrorCode.TABLE_COLUMN_NOT_FOUND,
+        main_only=True,
+    ),
+    Operation(
         "CreateTableScalarIndex",
         "/v1/table/{id}/create_scalar_index",
         "Create a scalar index",
         request="CreateTableIndexRequest",
-        taken=7,
-        missing=12,
+        taken=ErrorCode.TABLE_INDEX_ALREADY_EXISTS,
+        missing=ErrorCode.TABLE_COLUMN_NOT_FOUND,
+        main_only=True,
     ),
-    _read("ListTableIndices", "/v1/table/{id}/index/list", "List indices", items="indexes"),
-    _read("DescribeTableIndexStats", "/v1/table/{id}/index/{index_name}/stats", "Index statistics", missing=6),
-    _row(
+    _read("ListTableIndices", "/v1/table/{id}/index/list", "List indices", items="indexes", main_only=True),
+    _read(
+        "DescribeTableIndexStats",
+        "/v1/table/{id}/index/{index_name}/stats",
+        "Index statistics",
+        missing=ErrorCode.TABLE_INDEX_NOT_FOUND,
+        main_only=True,
+    ),
+    Operation(
         "DropTableIndex",
         "/v1/table/{id}/index/{index_name}/drop",
         "Drop an index",
         body=Body.NONE,
         query=("branch",),
-        missing=6,
+        missing=ErrorCode.TABLE_INDEX_NOT_FOUND,
+        main_only=True,
     ),
-    _read("ListTableTags", "/v1/table/{id}/tags/list", "List tags", items="tags", body=Body.NONE, query=_PAGE),
-    _read("GetTableTagVersion", "/v1/table/{id}/tags/version", "The version a tag points to", missing=8),
-    _row("CreateTableTag", "/v1/table/{id}/tags/create", "Create a tag", taken=9),
-    _row("DeleteTableTag", "/v1/table/{id}/tags/delete", "Delete a tag", missing=8),
-    _row("UpdateTableTag", "/v1/table/{id}/tags/update", "Move a tag to a version", replayable=True, missing=8),
-    _row("DeclareTable", "/v1/table/{id}/declare", "Declare a table without data", missing=1, taken=5),
-    _row(
+    _read(
+        "ListTableTags",
+        "/v1/table/{id}/tags/list",
+        "List tags",
+        items="tags",
+        body=Body.NONE,
+        query=_PAGE,
+        lancedb_answer=LanceDBAnswer.TAGS,
+    ),
+    _read(
+        "GetTableTagVersion",
+        "/v1/table/{id}/tags/version",
+        "The version a tag points to",
+        missing=ErrorCode.TABLE_TAG_NOT_FOUND,
+    ),
+    Operation("CreateTableTag", "/v1/table/{id}/tags/create", "Create a tag", taken=ErrorCode.TABLE_TAG_ALREADY_EXISTS),
+    Operation("DeleteTableTag", "/v1/table/{id}/tags/delete", "Delete a tag", missing=ErrorCode.TABLE_TAG_NOT_FOUND),
+    Operation(
+        "UpdateTableTag",
+        "/v1/table/{id}/tags/update",
+        "Move a tag to a version",
+        replayable=True,
+        missing=ErrorCode.TABLE_TAG_NOT_FOUND,
+    ),
+    Operation(
+        "DeclareTable",
+        "/v1/table/{id}/declare",
+        "Declare a table without data",
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+        taken=ErrorCode.TABLE_ALREADY_EXISTS,
+    ),
+    Operation(
         "CreateEmptyTable",
         "/v1/table/{id}/create-empty",
         "Create an empty table (the older name of declare)",
-        missing=1,
-        taken=5,
+        missing=ErrorCode.NAMESPACE_NOT_FOUND,
+        taken=ErrorCode.TABLE_ALREADY_EXISTS,
         optional=True,
+        replaced_by="declare_table",
     ),
     _read(
         "ListTableBranches",
@@ -249,19 +457,35 @@ _ROWS = (
         body=Body.NONE,
         query=_PAGE,
     ),
-    _row("CreateTableBranch", "/v1/table/{id}/branches/create", "Create a branch", taken=23),
-    _row("DeleteTableBranch", "/v1/table/{id}/branches/delete", "Delete a branch", missing=22),
-    _read("DescribeTransaction", "/v1/transaction/{id}/describe", "Describe a transaction", missing=10, optional=True),
-    _row(
+    Operation(
+        "CreateTableBranch",
+        "/v1/table/{id}/branches/create",
+        "Create a branch",
+        taken=ErrorCode.TABLE_BRANCH_ALREADY_EXISTS,
+    ),
+    Operation(
+        "DeleteTableBranch",
+        "/v1/table/{id}/branches/delete",
+        "Delete a branch",
+        missing=ErrorCode.TABLE_BRANCH_NOT_FOUND,
+    ),
+    _read(
+        "DescribeTransaction",
+        "/v1/transaction/{id}/describe",
+        "Describe a transaction",
+        missing=ErrorCode.TRANSACTION_NOT_FOUND,
+        optional=True,
+    ),
+    Operation(
         "AlterTransaction",
         "/v1/transaction/{id}/alter",
         "Alter a transaction",
-        scope=Scope.JOBS,  # what can be altered is a job's state: the same act as CancelJob
-        missing=10,
+        scope=Scope.JOBS,  # only a job's state can be altered, which is what CancelJob does
+        missing=ErrorCode.TRANSACTION_NOT_FOUND,
         optional=True,
     ),
     # Jobs that the spec starts
-    _row(
+    Operation(
         "AlterTableBackfillColumns",
         "/v1/table/{id}/backfill_column",
         "Start a column backfill",
@@ -270,16 +494,18 @@ _ROWS = (
         submits_job=True,
         optional=True,
     ),
-    _row(
+    Operation(
         "CreateMaterializedView",
         "/v1/materialized_view/{id}/create",
         "Create a materialized view",
         statuses=(201, 202, 200),
         submits_job=True,
         optional=True,
-        taken=5,
+        taken=ErrorCode.TABLE_ALREADY_EXISTS,
+        answers_version=True,
+        lancedb_request="CreateMaterializedViewQueryRequest",
     ),
-    _row(
+    Operation(
         "RefreshMaterializedView",
         "/v1/materialized_view/{id}/refresh",
         "Start a view refresh",
@@ -292,44 +518,32 @@ _ROWS = (
     _read(
         "DescribeMaterializedView", "/v1/materialized_view/{id}/describe", "Describe a view's definition", optional=True
     ),
-    _row("DropMaterializedView", "/v1/materialized_view/{id}/drop", "Drop a view", optional=True),
-    _read(
+    Operation("DropMaterializedView", "/v1/materialized_view/{id}/drop", "Drop a view", optional=True),
+    _listing(
         "ListMaterializedViews",
         "/v1/namespace/{id}/materialized_view/list",
         "List materialized views",
         items="views",
-        method="GET",
-        body=Body.NONE,
         query=_PAGE,
-        missing=1,
         optional=True,
     ),
     # The jobs API of LanceDB's client
-    _read("ListJobs", "/v1/jobs/list", "List jobs", items="jobs", missing=10, optional=True),
-    _read("DescribeJob", "/v1/jobs/describe", "Describe a job", missing=10, optional=True),
-    _row("CancelJob", "/v1/jobs/cancel", "Cancel a job", scope=Scope.JOBS, replayable=True, missing=10, optional=True),
-    _read(
+    _job("ListJobs", "/v1/jobs/list", "List jobs", items="jobs", scope=Scope.READ),
+    _job("DescribeJob", "/v1/jobs/describe", "Describe a job", scope=Scope.READ),
+    _job("CancelJob", "/v1/jobs/cancel", "Cancel a job"),
+    _job(
         "QueryJobEvents",
         "/v1/jobs/query_events",
         "A job's history",
         answer=Answer.ARROW_STREAM,
         response=None,
-        missing=10,
-        optional=True,
+        scope=Scope.READ,
     ),
-    _row("PauseJob", "/v1/jobs/pause", "Pause a job", scope=Scope.JOBS, replayable=True, missing=10, optional=True),
-    _row("ResumeJob", "/v1/jobs/resume", "Resume a job", scope=Scope.JOBS, replayable=True, missing=10, optional=True),
-    # Our executor protocol: a driver claims its job, then reports
-    _row("ClaimJob", "/v1/jobs/claim", "Claim a job", scope=Scope.JOBS, replayable=True, missing=10, optional=True),
-    _row(
-        "ReportJob",
-        "/v1/jobs/report",
-        "Heartbeat, progress and result",
-        scope=Scope.JOBS,
-        replayable=True,
-        missing=10,
-        optional=True,
-    ),
+    _job("PauseJob", "/v1/jobs/pause", "Pause a job"),
+    _job("ResumeJob", "/v1/jobs/resume", "Resume a job"),
+    # The protocol of our drivers, which claim a job and then report
+    _job("ClaimJob", "/v1/jobs/claim", "Claim a job", access=Access.KEY_OR_LAUNCH_TOKEN),
+    _job("ReportJob", "/v1/jobs/report", "Heartbeat, progress and result", access=Access.CLAIM_TOKEN),
 )
 
 #: Every operation by its method name.

@@ -1,7 +1,7 @@
-"""When a request is sent again, and how long to wait before.
+"""When a request is sent again, and after which pause.
 
-Two questions are kept apart: did the server refuse the request (then anything may be sent again), or
-may it have been carried out (then only a replayable operation is)?
+A request that the server refused may always be sent again. A request that may have been carried out is sent again only
+if its operation is replayable.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class RetryPolicy:
     random: Callable[[], float] = field(default=random.random, repr=False)
 
     def delay(self, attempt: int, retry_after: float | None) -> float:
-        """Seconds to wait after the failed try number ``attempt`` (from 1); the server's word wins."""
+        """Seconds to wait after the failed try number ``attempt`` (from 1), unless the server asks for others."""
         if retry_after is not None:
             return retry_after
-        ceiling = min(self.longest_delay, self.first_delay * 2 ** (attempt - 1))
+        ceiling = min(self.longest_delay, self.first_delay * 2.0 ** (attempt - 1))
         return ceiling * (0.5 + 0.5 * self.random())
 
 
@@ -39,7 +39,7 @@ NO_RETRY = RetryPolicy(attempts=1)
 
 
 def retry_after(headers: httpx.Headers, now: Callable[[], float] = time.time) -> float | None:
-    """Seconds a ``Retry-After`` header asks for: a number or an HTTP date; junk and the past are ``None`` and 0."""
+    """The seconds of a ``Retry-After`` header, a number or an HTTP date: 0 for the past, ``None`` if unreadable."""
     text = headers.get("retry-after", "").strip()
     if not text:
         return None
@@ -60,13 +60,13 @@ def retry_after(headers: httpx.Headers, now: Callable[[], float] = time.time) ->
     return seconds if 0 <= seconds < float("inf") else None
 
 
-# These fail before a byte of the request has left: the server cannot have acted on it.
+# These fail before a byte of the request was sent, so the server cannot have acted on it.
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 def may_retry_error(error: httpx.RequestError, *, replayable: bool) -> bool:
     """Whether to send again after no answer came."""
-    if isinstance(error, httpx.ConnectError) and _hopeless(error):
+    if isinstance(error, httpx.ConnectError) and _is_permanent(error):
         return False
     if isinstance(error, NEVER_SENT):
         return True
@@ -78,13 +78,13 @@ def may_retry_answer(status: int, headers: httpx.Headers, code: int | None, *, r
     if status == 429:
         return True
     if status == 503 and (code is not None or "retry-after" in headers):
-        return True  # the service itself refused; a bare 503 may be a proxy's word for a broken answer
+        return True  # the service itself refused, while a bare 503 may be a proxy's answer to a broken connection
     if status < 500:
         return False
     return replayable and (status in {502, 503, 504} or code is None)
 
 
-def _hopeless(error: httpx.ConnectError) -> bool:
-    """A TLS failure or an unknown name stays what it is however often it is tried."""
+def _is_permanent(error: httpx.ConnectError) -> bool:
+    """Whether another try will fail in the same way, as after a TLS failure or for an unknown name."""
     text = str(error).lower()
     return any(sign in text for sign in ("certificate", "ssl", "tls", "name or service not known", "nodename nor"))

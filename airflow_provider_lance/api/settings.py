@@ -1,6 +1,6 @@
-"""Where a namespace server is and how to talk to it; one value for both clients.
+"""The address of a namespace server and the settings of a connection to it, as one value for both clients.
 
-Made from the parts of an Airflow connection, from a URL, or by hand. Its repr shows no secret.
+It is made from the parts of an Airflow connection or from a URL. Its repr shows no secret.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
@@ -22,18 +22,30 @@ from pydantic import SecretStr
 
 from airflow_provider_lance import __version__
 from airflow_provider_lance.api.auth import ApiKeyAuth, BearerAuth, ClientCredentialsAuth
-from airflow_provider_lance.api.errors import FORBIDDEN, UNAUTHENTICATED
+from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER
+from airflow_provider_lance.api.plain_data import DEFAULT_PORT
 from airflow_provider_lance.api.retry import RetryPolicy
 
-DEFAULT_PORT = 2333
 AUTH_KINDS = ("none", "api_key", "bearer", "oauth2")
+#: In a connection: an API key if there is a password, else none. A form that shows a choice stores this word.
+AUTO_AUTH = "auto"
 CONTEXT_PREFIX = "x-lance-ctx-"
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
+class HttpxArguments(TypedDict):
+    auth: httpx.Auth | None
+    headers: dict[str, str]
+    timeout: httpx.Timeout
+    verify: ssl.SSLContext | bool
+    proxy: str | None
+    follow_redirects: bool
+    limits: httpx.Limits
+
+
 class InvalidSettingsError(ValueError):
-    """A connection that cannot work; says which field and what it may hold."""
+    """A connection that cannot work. The message names the field and what it may hold."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Settings:
     scope: str | None = None
     delimiter: str = DEFAULT_DELIMITER
     database: str | None = None
-    context: Mapping[str, str] = field(default_factory=dict, repr=False)  # headers: a tenant's key may be among them
+    context: Mapping[str, str] = field(default_factory=dict, repr=False)  # it may hold a tenant's key
     connect_timeout: float = 5.0
     timeout: float = 30.0
     verify: bool | str = True
@@ -97,13 +109,15 @@ class Settings:
         schema: str | None = None,
         login: str | None = None,
         password: str | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, object] | None = None,
         retry: RetryPolicy | None = None,
         credentials_place: str = "the connection's password",
     ) -> Settings:
-        """From the parts of an Airflow connection; a whole URL as ``host`` wins over port and schema."""
+        """Read the parts of an Airflow connection. A whole URL as ``host`` takes precedence over port and schema."""
         extra = {key: value for key, value in (extra or {}).items() if value not in (None, "")}
-        auth = str(extra.get("auth") or ("api_key" if password else "none"))
+        auth = str(extra.get("auth") or AUTO_AUTH)
+        if auth == AUTO_AUTH:
+            auth = "api_key" if password else "none"
         context = extra.get("context") or {}
         if isinstance(context, str):
             context = _json_map("context", context)
@@ -115,16 +129,16 @@ class Settings:
             auth=auth,
             client_id=login or None,
             secret=SecretStr(password) if password else None,
-            token_url=extra.get("token_url"),
-            scope=extra.get("scope"),
+            token_url=_text(extra, "token_url"),
+            scope=_text(extra, "scope"),
             delimiter=str(extra.get("delimiter") or DEFAULT_DELIMITER),
-            database=extra.get("database"),
+            database=_text(extra, "database"),
             context={str(key): str(value) for key, value in context.items()},
             connect_timeout=_number("connect_timeout", extra.get("connect_timeout", 5.0)),
             timeout=_number("timeout", extra.get("timeout", 30.0)),
             verify=_verify(extra.get("verify", True)),
-            client_cert=extra.get("client_cert"),
-            client_private_key=extra.get("client_private_key"),
+            client_cert=_text(extra, "client_cert"),
+            client_private_key=_text(extra, "client_private_key"),
             proxy=SecretStr(str(proxy)) if proxy else None,
             retry=retry or RetryPolicy(),
             credentials_place=credentials_place,
@@ -132,7 +146,7 @@ class Settings:
 
     @cached_property
     def httpx_auth(self) -> httpx.Auth | None:
-        """One object for all clients of these settings, so that they share an OAuth2 token."""
+        """The authentication of all clients of these settings, which share an OAuth2 token."""
         if self.auth == "none" or self.secret is None:
             return None
         if self.auth == "api_key":
@@ -146,24 +160,25 @@ class Settings:
     @property
     def auth_kind(self) -> str:
         """In words, for a message: ``API key``, ``bearer token``, ``OAuth2 client credentials``, ``no credentials``."""
-        return getattr(self.httpx_auth, "kind", "no credentials")
+        return str(getattr(self.httpx_auth, "kind", "no credentials"))
 
     @property
     def advice(self) -> dict[int, str]:
         """What to do about refused credentials, by Lance error code."""
         if self.httpx_auth is None:
             return {
-                UNAUTHENTICATED: f"No credentials were sent: set {self.credentials_place}.",
-                FORBIDDEN: f"No credentials were sent: set {self.credentials_place}.",
+                ErrorCode.UNAUTHENTICATED: f"No credentials were sent: set {self.credentials_place}.",
+                ErrorCode.PERMISSION_DENIED: f"No credentials were sent: set {self.credentials_place}.",
             }
         return {
-            UNAUTHENTICATED: f"The {self.auth_kind} was refused: check {self.credentials_place}.",
-            FORBIDDEN: f"The {self.auth_kind} is known, but may not do this: check {self.credentials_place}.",
+            ErrorCode.UNAUTHENTICATED: f"The {self.auth_kind} was refused: check {self.credentials_place}.",
+            ErrorCode.PERMISSION_DENIED: f"The {self.auth_kind} is known, but may not do this: "
+            f"check {self.credentials_place}.",
         }
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """What every request carries besides credentials."""
+        """The headers of every request, without credentials."""
         headers = {
             "user-agent": f"airflow-provider-lance/{__version__}",
             "accept": "*/*",
@@ -174,9 +189,9 @@ class Settings:
         return headers | context_headers(self.context)
 
     @cached_property
-    def httpx_arguments(self) -> dict[str, Any]:
+    def httpx_arguments(self) -> HttpxArguments:
         """The keyword arguments of ``httpx.Client`` and ``httpx.AsyncClient``."""
-        # Loading a CA store costs 20 ms or more: not where nothing is encrypted.
+        # Loading a CA store takes 20 ms or more, so it is not loaded where nothing is encrypted.
         encrypted = any(url.startswith("https") for url in (self.base_url, self.token_url or "", self._proxy_url))
         verify = self._ssl_context() if encrypted else False
         return {
@@ -194,7 +209,7 @@ class Settings:
         return self.proxy.get_secret_value() if self.proxy else ""
 
     def fingerprint(self) -> str:
-        """Equal for equal connections; secrets enter only hashed. Keys a cache of clients or pollers."""
+        """A hash that is equal for equal connections, as the key of a cache of clients."""
         values = [
             self.base_url,
             self.auth,
@@ -216,7 +231,7 @@ class Settings:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def redact(self, text: str) -> str:
-        """Take out our own secrets, in case a server or library repeats them in a message."""
+        """Replace our own secrets in a text, in case a server or a library repeats them in a message."""
         for secret in (self.secret, self.proxy):
             value = secret.get_secret_value() if secret else ""
             if len(value) >= 4:
@@ -249,7 +264,7 @@ class Settings:
 
 
 def context_headers(context: Mapping[str, str]) -> dict[str, str]:
-    """A request's context as headers: ``header.<name>`` literally, everything else as ``x-lance-ctx-<key>``."""
+    """A request's context as headers: ``header.<name>`` as ``<name>``, any other key as ``x-lance-ctx-<key>``."""
     headers: dict[str, str] = {}
     for key, value in context.items():
         name = key.removeprefix("header.") if key.startswith("header.") else CONTEXT_PREFIX + key
@@ -264,7 +279,7 @@ def context_headers(context: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_url(what: str, url: str | None) -> None:
-    """Say now what httpx would say about an address in the middle of a request, without its credentials."""
+    """Refuse an address that httpx would refuse during a request, in a message without its credentials."""
     if not url:
         return
     known = ("http", "https", "socks5", "socks5h") if what == "proxy" else ("http", "https")
@@ -307,7 +322,12 @@ def _without_userinfo(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _verify(value: Any) -> bool | str:
+def _text(extra: Mapping[str, object], name: str) -> str | None:
+    value = extra.get(name)
+    return None if value is None else str(value)
+
+
+def _verify(value: object) -> bool | str:
     if isinstance(value, bool):
         return value
     word = str(value).strip()
@@ -318,15 +338,16 @@ def _verify(value: Any) -> bool | str:
     return word
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     try:
-        return float(value)
+        return float(str(value))
     except (TypeError, ValueError):
         raise InvalidSettingsError(f"`{name}` must be a number of seconds, not {value!r}.") from None
 
 
-def _json_map(name: str, text: str) -> Any:
+def _json_map(name: str, text: str) -> object:
     try:
-        return json.loads(text)
+        value: object = json.loads(text)
+        return value
     except ValueError:
         raise InvalidSettingsError(f"`{name}` is not valid JSON.") from None

@@ -1,7 +1,7 @@
-"""The two drivers of the protocol: a blocking and an async HTTP client that speak plain dicts.
+"""The two clients of the protocol: a blocking and an async one, which take and return plain dicts.
 
-Light on purpose: triggers wait for jobs with :class:`AsyncWire` inside Airflow's event loop, where importing the
-generated models would stall every other trigger. ``client.py`` adds the models on top.
+They import no models: triggers wait for jobs with :class:`AsyncWire` inside Airflow's event loop, where that import
+would block every other trigger for a second. ``client.py`` adds the models.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS, Operation
-from airflow_provider_lance.api.protocol import Effect, Flow, Gather, Protocol, Reply, Send, Sleep
+from airflow_provider_lance.api.plain_data import Fields, JsonObject
+from airflow_provider_lance.api.protocol import Effect, Flow, Gather, Protocol, Reply, Sleep
 from airflow_provider_lance.api.settings import Settings
 
-_THROWN = (httpx.RequestError, WireError)
+if TYPE_CHECKING:
+    from airflow_provider_lance.api.arrow import ArrowData
+
+_Value = TypeVar("_Value")
 
 
 class _Wire:
-    """What both share: settings, the protocol, and which flow an operation takes."""
+    """The settings and the protocol, which both clients have."""
 
     def __init__(self, settings: Settings | str) -> None:
         self.settings = Settings(settings) if isinstance(settings, str) else settings
@@ -33,25 +37,17 @@ class _Wire:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings.base_url!r}, {self.settings.auth_kind})"
 
-    def _flow(self, name: str, fields: Mapping[str, Any], data: Any = None) -> Flow:
-        operation = OPERATIONS[name]
-        if operation.name == "create_empty_table":
-            return self.protocol.create_empty_table(fields)
-        if operation.submits_job:
-            return self.protocol.submit(operation, fields)
-        return self.protocol.call(operation, fields, data)
-
 
 class Pages:
     """Walks a paginated listing: which request comes next, and which rows an answer holds."""
 
-    def __init__(self, operation: Operation, fields: Mapping[str, Any]) -> None:
+    def __init__(self, operation: Operation, fields: Fields) -> None:
         assert operation.items is not None, f"{operation.name} is not a listing"
         self.items = operation.items
-        self.fields: dict[str, Any] | None = dict(fields)
+        self.fields: Fields | None = fields
         self._seen: set[str] = set()
 
-    def rows(self, value: Mapping[str, Any]) -> list[Any]:
+    def rows(self, value: JsonObject) -> list[Any]:
         """The rows of this page (a map's entries as pairs); prepares the next page's fields."""
         token = value.get("page_token")
         if token and token not in self._seen:  # a server that repeats a token would never end
@@ -60,7 +56,7 @@ class Pages:
         else:
             self.fields = None
         rows = value.get(self.items) or []
-        return list(rows.items()) if isinstance(rows, Mapping) else list(rows)
+        return list(rows.items()) if isinstance(rows, dict) else list(rows)
 
 
 class Wire(_Wire):
@@ -71,11 +67,11 @@ class Wire(_Wire):
         self._sleep = sleep
         self._http = httpx.Client(**self.settings.httpx_arguments)
 
-    def call(self, name: str, fields: Mapping[str, Any], data: Any = None) -> Reply:
+    def call(self, name: str, fields: Fields, data: ArrowData | None = None) -> Reply:
         """Run one operation by its name; raises :class:`WireError`."""
-        return self.drive(self._flow(name, fields, data))
+        return self.drive(self.protocol.run(OPERATIONS[name], fields, data))
 
-    def rows(self, name: str, fields: Mapping[str, Any] | None = None) -> Iterator[Any]:
+    def rows(self, name: str, fields: Fields | None = None) -> Iterator[Any]:
         """Every row of a listing, page by page."""
         pages = Pages(OPERATIONS[name], fields or {})
         while pages.fields is not None:
@@ -85,31 +81,31 @@ class Wire(_Wire):
         return Job.from_wire(self.drive(self.protocol.describe_job(job_id)), job_id)
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, Job | WireError]:
-        """Several jobs at once; ids the server does not know are absent, what cannot be read is its error."""
-        return _seen(self.drive(self.protocol.describe_jobs(job_ids)))
+        """Several jobs at once, without ids that the server does not know; a job that cannot be read has its error."""
+        return _read_jobs(self.drive(self.protocol.describe_jobs(job_ids)))
 
-    def drive(self, flow: Flow) -> Any:
+    def drive(self, flow: Flow[_Value]) -> _Value:
+        """Run a flow of the protocol to its end."""
+        outcome: object = None
         try:
-            effect = next(flow)
             while True:
-                thrown: Exception | None = None
-                answer: Any = None
-                try:
-                    answer = self._perform(effect)
-                except _THROWN as error:
-                    thrown = error.with_traceback(None)
-                effect = flow.throw(thrown) if thrown is not None else flow.send(answer)
+                outcome = self._perform(flow.send(outcome))
         except StopIteration as stop:
-            return stop.value
+            value: _Value = stop.value
+            return value
 
-    def _perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Send):
-            return self._http.send(effect.request)
+    def _perform(self, effect: Effect) -> object:
         if isinstance(effect, Sleep):
-            return self._sleep(effect.seconds)
-        return [self._settle(flow) for flow in effect.flows]
+            self._sleep(effect.seconds)
+            return None
+        if isinstance(effect, Gather):
+            return [self._value_or_error(flow) for flow in effect.flows]
+        try:
+            return self._http.send(effect.request)
+        except (httpx.RequestError, WireError) as error:  # a WireError comes from the token endpoint
+            return error.with_traceback(None)
 
-    def _settle(self, flow: Flow) -> Any:
+    def _value_or_error(self, flow: Flow[_Value]) -> _Value | WireError:
         try:
             return self.drive(flow)
         except WireError as error:
@@ -134,11 +130,11 @@ class AsyncWire(_Wire):
         super().__init__(settings)
         self._http = httpx.AsyncClient(**self.settings.httpx_arguments)
 
-    async def call(self, name: str, fields: Mapping[str, Any], data: Any = None) -> Reply:
+    async def call(self, name: str, fields: Fields, data: ArrowData | None = None) -> Reply:
         """Run one operation by its name; raises :class:`WireError`."""
-        return await self.drive(self._flow(name, fields, data))
+        return await self.drive(self.protocol.run(OPERATIONS[name], fields, data))
 
-    async def rows(self, name: str, fields: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
+    async def rows(self, name: str, fields: Fields | None = None) -> AsyncIterator[Any]:
         """Every row of a listing, page by page."""
         pages = Pages(OPERATIONS[name], fields or {})
         while pages.fields is not None:
@@ -149,41 +145,37 @@ class AsyncWire(_Wire):
         return Job.from_wire(await self.drive(self.protocol.describe_job(job_id)), job_id)
 
     async def jobs(self, job_ids: Sequence[str]) -> dict[str, Job | WireError]:
-        """Several jobs at once; ids the server does not know are absent, what cannot be read is its error."""
-        return _seen(await self.drive(self.protocol.describe_jobs(job_ids)))
+        """Several jobs at once, without ids that the server does not know; a job that cannot be read has its error."""
+        return _read_jobs(await self.drive(self.protocol.describe_jobs(job_ids)))
 
-    async def drive(self, flow: Flow) -> Any:
+    async def drive(self, flow: Flow[_Value]) -> _Value:
+        """Run a flow of the protocol to its end."""
+        outcome: object = None
         try:
-            effect = next(flow)
             while True:
-                thrown: Exception | None = None
-                answer: Any = None
-                try:
-                    answer = await self._perform(effect)
-                except _THROWN as error:
-                    thrown = error.with_traceback(None)
-                effect = flow.throw(thrown) if thrown is not None else flow.send(answer)
+                outcome = await self._perform(flow.send(outcome))
         except StopIteration as stop:
-            return stop.value
+            value: _Value = stop.value
+            return value
 
-    async def _perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Send):
-            return await self._http.send(effect.request)
+    async def _perform(self, effect: Effect) -> object:
         if isinstance(effect, Sleep):
-            return await asyncio.sleep(effect.seconds)
-        return await self._gather(effect)
+            await asyncio.sleep(effect.seconds)
+            return None
+        if isinstance(effect, Gather):
+            slots = asyncio.Semaphore(effect.limit)
+            return await asyncio.gather(*(self._value_or_error(flow, slots) for flow in effect.flows))
+        try:
+            return await self._http.send(effect.request)
+        except (httpx.RequestError, WireError) as error:  # a WireError comes from the token endpoint
+            return error.with_traceback(None)
 
-    async def _gather(self, effect: Gather) -> list[Any]:
-        slots = asyncio.Semaphore(effect.limit)
-
-        async def settle(flow: Flow) -> Any:
-            async with slots:
-                try:
-                    return await self.drive(flow)
-                except WireError as error:
-                    return error
-
-        return await asyncio.gather(*(settle(flow) for flow in effect.flows))
+    async def _value_or_error(self, flow: Flow[_Value], slots: asyncio.Semaphore) -> _Value | WireError:
+        async with slots:
+            try:
+                return await self.drive(flow)
+            except WireError as error:
+                return error
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -197,7 +189,7 @@ class AsyncWire(_Wire):
         await self.aclose()
 
 
-def _seen(found: Mapping[str, Any]) -> dict[str, Job | WireError]:
+def _read_jobs(found: Mapping[str, JsonObject | WireError]) -> dict[str, Job | WireError]:
     return {
         job_id: body if isinstance(body, WireError) else Job.from_wire(body, job_id) for job_id, body in found.items()
     }

@@ -1,4 +1,7 @@
-"""``python -m airflow_provider_lance.engine``: how to submit this engine, or with arguments, run it right here."""
+"""``python -m airflow_provider_lance.engine``: run a job in this process, or print how the engine is submitted.
+
+``--application-path`` prints the path of the file that ``spark-submit`` runs, for images and cluster settings.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import shlex
 import sys
 
 from airflow_provider_lance.engine.main import main
-from airflow_provider_lance.engine.submit import submit_command
+from airflow_provider_lance.engine.spark.submit_command import APPLICATION, submit_command
 
 _HOW = """\
 Run a job of a namespace (the launch token is in a file, named by LANCE_JOB_TOKEN_FILE):
@@ -22,6 +25,9 @@ Workers need pylance installed; this package is sent along. Add --plan to see wh
 
 
 def run() -> int:
+    if sys.argv[1:] == ["--application-path"]:
+        sys.stdout.write(f"{APPLICATION}\n")
+        return 0
     if len(sys.argv) > 1:
         return main()
     claimed = submit_command(["--job-id", "JOB", "--attempt", "1", "--namespace", "http://localhost:2333"])

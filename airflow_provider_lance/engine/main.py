@@ -1,38 +1,39 @@
-"""The engine's command line, as ``spark-submit`` starts it: one job, from its claim or its spec to its last word."""
+"""The engine's command line, as the launcher or ``spark-submit`` starts it: it runs one job and reports its end."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import logging
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from airflow_provider_lance.api.job_words import JobState, JobType
+from airflow_provider_lance.api.job_states import JobState, JobType
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
-from airflow_provider_lance.engine import faults
-from airflow_provider_lance.engine.claim import (
+from airflow_provider_lance.engine.job.claim import (
     Claim,
     ClaimLostError,
     HeartbeatReporter,
     claim_job,
     read_launch_token,
 )
-from airflow_provider_lance.engine.context import JobCancelledError, JobContext, JobError
-from airflow_provider_lance.engine.log_reporter import LogReporter
-from airflow_provider_lance.engine.session import session_factory
+from airflow_provider_lance.engine.job.context import JobCancelledError, JobContext, JobError
+from airflow_provider_lance.engine.job.driver_work import DRIVER_ROWS
+from airflow_provider_lance.engine.job.failpoints import failpoint
+from airflow_provider_lance.engine.job.log_reporter import LogReporter
+from airflow_provider_lance.engine.spark.session import session_factory
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.client import LanceClient
-    from airflow_provider_lance.engine.claim import JobService
+    from airflow_provider_lance.engine.job.claim import JobService
 
 log = logging.getLogger("airflow_provider_lance.engine")
 
@@ -43,10 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one job; the exit status is 0 done, 1 failed, 3 claim lost, 4 cancelled."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    # httpx logs every heartbeat, py4j every connection; Lance says of each commit that DataReplacement is new.
+    # httpx logs every heartbeat and py4j every connection; Lance warns at each commit that DataReplacement is new.
     for name in ("httpx", "py4j"):
         logging.getLogger(name).setLevel(logging.WARNING)
     os.environ.setdefault("LANCE_LOG", "error")
+    # PySpark starts the JVM by a fork, and Lance cannot know that the child is another program at once.
+    warnings.filterwarnings("ignore", message="lance is not fork-safe", category=UserWarning)
     if arguments.spec:
         return _run_spec(arguments)
     if not (arguments.job_id and arguments.namespace):
@@ -70,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plan", action="store_true", help="say what would be done, and touch nothing")
     parser.add_argument("--master", help="Spark master, where spark-submit does not name one")
+    parser.add_argument(
+        "--driver-rows", type=int, default=DRIVER_ROWS, help="SQL over at most so many rows runs in the driver"
+    )
     return parser
 
 
@@ -84,12 +90,13 @@ def _run_spec(arguments: argparse.Namespace) -> int:
         spec=spec,
         make_spark=session_factory(_name(spec), master=arguments.master),
         reporter=LogReporter(
-            lines=not sys.stderr.isatty(),  # a terminal has a bar instead
+            lines=not sys.stderr.isatty(),  # a terminal shows a bar instead
             lock=arguments.spec if arguments.while_locked else None,
         ),
         storage_options=_storage_options(),
         job_id=job_id,
         attempt=arguments.attempt,
+        driver_rows=arguments.driver_rows,
     )
     state, result, failure = execute(context)
     answer = {
@@ -107,7 +114,7 @@ def _run_spec(arguments: argparse.Namespace) -> int:
 
 
 def _storage_options() -> dict[str, str]:
-    """Credentials for a run without a server: a JSON object in the file ``LANCE_STORAGE_OPTIONS_FILE`` names."""
+    """Credentials for a run without a server, from the JSON file that ``LANCE_STORAGE_OPTIONS_FILE`` names."""
     path = os.environ.get("LANCE_STORAGE_OPTIONS_FILE")
     if not path:
         return {}
@@ -119,20 +126,20 @@ def _run_claimed(arguments: argparse.Namespace) -> int:
 
     secrets = read_launch_token()
     settings = _settings(arguments.namespace, secrets)
-    # Two clients: commits and the claim are worth patience; a heartbeat that is tried for a minute is not one.
+    # Commits and the claim are retried for long; a heartbeat must not be, so it has a client of its own.
     with LanceClient(settings) as client, LanceClient(replace(settings, retry=NO_RETRY, timeout=5.0)) as pulse:
         try:
-            claim = claim_job(cast("JobService", client), arguments.job_id, arguments.attempt, secrets["launch_token"])
+            claim = claim_job(_job_service(client), arguments.job_id, arguments.attempt, secrets["launch_token"])
         except ClaimLostError as error:
             log.warning("%s", error)
             return EXIT_LOST
-        faults.reach("claimed")
+        failpoint("claimed")
         return _run_claim(client, pulse, claim, arguments)
 
 
 def _run_claim(client: LanceClient, pulse: LanceClient, claim: Claim, arguments: argparse.Namespace) -> int:
     spec = _planned(claim.spec, arguments.plan)
-    with HeartbeatReporter(cast("JobService", pulse), claim) as reporter:
+    with HeartbeatReporter(_job_service(pulse), claim) as reporter:
         context = JobContext(
             spec=spec,
             make_spark=session_factory(_name(spec), master=arguments.master),
@@ -141,22 +148,29 @@ def _run_claim(client: LanceClient, pulse: LanceClient, claim: Claim, arguments:
             namespace=client,
             job_id=claim.job_id,
             attempt=arguments.attempt,
+            driver_rows=arguments.driver_rows,
         )
         try:
             state, result, failure = execute(context)
         except ClaimLostError as error:
             log.warning("%s", error)
             return EXIT_LOST
-        faults.reach("before-report")
+        failpoint("before-report")
         heard = reporter.finish(state, result, failure)
-        faults.reach("after-report")
+        failpoint("after-report")
     return _exit(state) if heard else EXIT_LOST
 
 
-def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFailure | None]:
-    """Run the job and turn whatever happens into a terminal state; only a lost claim is raised."""
+def _job_service(client: LanceClient) -> JobService:
+    """The client's methods are made from the operation table, so a type checker does not see them."""
+    return cast("JobService", client)
+
+
+def execute(context: JobContext) -> tuple[JobState, Mapping[str, object] | None, JobFailure | None]:
+    """Run the job and turn its result or its error into a terminal state; only a lost claim is raised."""
     try:
-        return JobState.DONE, _dispatch(context), None
+        result = _dispatch(context)
+        return JobState.DONE, {**result, "ran_on": "spark" if context.spark_started else "driver"}, None
     except ClaimLostError:
         raise
     except JobCancelledError as error:
@@ -165,9 +179,8 @@ def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFa
         log.error("%s: %s", error.phase, error, exc_info=error.__cause__)
         if error.traceback:
             context.reporter.event(f"Where the function failed:\n{error.traceback}")
-        failure = JobFailure(
-            error.phase, str(error), error.retryable, error.traceback, error.rows_failed, tuple(error.failed_rows)
-        )
+        examples = tuple(dict(row) for row in error.failed_rows)
+        failure = JobFailure(error.phase, str(error), error.retryable, error.traceback, error.rows_failed, examples)
         return JobState.FAILED, None, failure
     except Exception as error:
         if _is_refusal(error):
@@ -179,19 +192,20 @@ def execute(context: JobContext) -> tuple[JobState, dict[str, Any] | None, JobFa
 
 
 def _is_refusal(error: Exception) -> bool:
-    # Where nobody has loaded the namespace's errors none was raised, and loading them takes a second and a half.
+    # Importing the namespace's errors takes a second and a half, and none was raised if they are not imported yet.
     errors = sys.modules.get("lance_namespace.errors")
     return errors is not None and isinstance(error, errors.LanceNamespaceError)
 
 
-def _dispatch(context: JobContext) -> dict[str, Any]:
+def _dispatch(context: JobContext) -> Mapping[str, object]:
     if context.spec.job_type == JobType.BACKFILL.value:
-        from airflow_provider_lance.engine.backfill import run_backfill
+        from airflow_provider_lance.engine.backfill.job import run_backfill
 
         return run_backfill(context)
     if context.spec.job_type == JobType.REFRESH.value:
-        run_refresh = importlib.import_module("airflow_provider_lance.engine.refresh").run_refresh
-        return dict(run_refresh(context))
+        from airflow_provider_lance.engine.views.job import run_refresh
+
+        return run_refresh(context)
     raise JobError("validate", f"This engine does not know the job type {context.spec.job_type!r}")
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airflow_provider_lance.namespace.namespace import SparkNamespace
+    from airflow_provider_lance.namespace.spark_namespace import SparkNamespace
 
 __all__ = ["SparkNamespace"]
 
 
-def __getattr__(name: str) -> Any:
-    # Lazily: the package is imported for its small modules too, and pylance takes a second to load.
+def __getattr__(name: str) -> type[SparkNamespace]:
+    # This import waits for its first use: pylance takes a second to load, and other modules here do not need it.
     if name == "SparkNamespace":
-        from airflow_provider_lance.namespace.namespace import SparkNamespace
+        from airflow_provider_lance.namespace.spark_namespace import SparkNamespace
 
         return SparkNamespace
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

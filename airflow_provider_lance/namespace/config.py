@@ -1,4 +1,4 @@
-"""The server's configuration file (TOML): clusters, named environments and limits. Every name and type is checked.
+"""The server's configuration file (TOML): clusters, environments, limits, Airflow. Every name and type is checked.
 
     [clusters.etl]
     master = "spark://spark:7077"
@@ -19,51 +19,74 @@ import dataclasses
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from airflow_provider_lance.namespace.registry import EXTERNAL
+from airflow_provider_lance.api.job_states import EXTERNAL
+from airflow_provider_lance.engine.spark.session import DEFAULT_MASTER, is_local_master
+from airflow_provider_lance.namespace.submission import LOCAL
 
-LOCAL = "local"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _DEPLOY_MODES = ("client", "cluster")
+_LAUNCHES = ("auto", "python", "spark-submit")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; names the entry and says what it should be."""
+    """The configuration cannot be used; the message names the entry and says what it should be."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where ``spark-submit`` sends a job. ``max_drivers``: how many of its drivers one server runs at once."""
+    """Where a job runs, and how; one server runs at most ``max_drivers`` of its drivers at once."""
 
-    master: str = "local[*,4]"  # plain local[*] never retries a failed task
+    master: str = DEFAULT_MASTER
     deploy_mode: str = "client"
     conf: Mapping[str, str] = field(default_factory=dict)
     py_files: tuple[str, ...] = ()
     archives: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     spark_submit: str | None = None
+    launch: str = "auto"
     max_drivers: int = 2
+    driver_rows: int | None = None  # None: what the engine thinks right
 
     def check(self) -> None:
         if not self.master:
             raise ConfigError("`master` is empty.")
         if self.deploy_mode not in _DEPLOY_MODES:
             raise ConfigError(f"`deploy_mode` is {self.deploy_mode!r}; it can be client or cluster.")
+        if self.launch not in _LAUNCHES:
+            raise ConfigError(f"`launch` is {self.launch!r}; it can be auto, python or spark-submit.")
+        if self.launch == "python" and not self._can_start_python:
+            raise ConfigError(
+                "`launch` is 'python': that needs a local or standalone master (local[…], spark://…), deploy_mode "
+                "client and no `spark_submit`."
+            )
         if self.max_drivers < 1:
             raise ConfigError("`max_drivers` must be at least 1.")
+        if self.driver_rows is not None and self.driver_rows < 0:
+            raise ConfigError("`driver_rows` must be 0 or more.")
 
     @property
     def driver_is_child(self) -> bool:
-        """Whether the driver runs in the process we start, and dies with it."""
+        """Whether the driver runs in the process that the server starts, and ends with it."""
         return self.deploy_mode == "client"
+
+    @property
+    def starts_python(self) -> bool:
+        """Whether a driver starts as Python, which starts the JVM when its job needs Spark."""
+        return self.launch != "spark-submit" and self._can_start_python
+
+    @property
+    def _can_start_python(self) -> bool:
+        known = is_local_master(self.master) or self.master.startswith("spark://")
+        return known and self.driver_is_child and self.spark_submit is None
 
 
 @dataclass(frozen=True)
-class Environment:
+class JobEnvironment:
     """What a job's Python code needs beside Spark; requests name it as their ``manifest``."""
 
     py_files: tuple[str, ...] = ()
@@ -78,7 +101,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server takes on. Sizes in bytes, times in seconds."""
+    """The limits of one server, with sizes in bytes and times in seconds."""
 
     max_head_bytes: int = 64 << 10
     head_seconds: float = 10.0
@@ -101,12 +124,27 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Airflow:
+    """The Airflow whose tasks submit jobs; ``url`` is where people reach its pages."""
+
+    url: str = ""
+
+    def check(self) -> None:
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"`url` is {self.url!r}; it must begin with http:// or https://.")
+
+
+_Section = TypeVar("_Section", Cluster, JobEnvironment, Limits, Airflow)
+
+
+@dataclass(frozen=True)
 class ServerConfig:
-    """The whole file. ``local`` is always there, ``external`` always means "somebody else starts the driver"."""
+    """The whole file. The cluster ``local`` always exists, and ``external`` means that the server starts no driver."""
 
     clusters: Mapping[str, Cluster] = field(default_factory=dict)
-    environments: Mapping[str, Environment] = field(default_factory=dict)
+    environments: Mapping[str, JobEnvironment] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    airflow: Airflow = field(default_factory=Airflow)
 
     def cluster(self, name: str | None) -> Cluster:
         found = self.clusters.get(name or LOCAL)
@@ -116,9 +154,9 @@ class ServerConfig:
             raise ConfigError(f"There is no cluster {name!r}; this server knows {_names(self.cluster_names)}.")
         return found
 
-    def environment(self, name: str | None) -> Environment:
+    def environment(self, name: str | None) -> JobEnvironment:
         if not name:
-            return Environment()
+            return JobEnvironment()
         if name not in self.environments:
             known = _names(tuple(self.environments)) if self.environments else "none"
             raise ConfigError(f"There is no environment {name!r}; this server knows {known}.")
@@ -126,7 +164,7 @@ class ServerConfig:
 
     @property
     def cluster_names(self) -> tuple[str, ...]:
-        """Everything a request's ``cluster`` may say."""
+        """The names that a request may give as ``cluster``."""
         return (*sorted({LOCAL, *self.clusters}), EXTERNAL)
 
     @classmethod
@@ -145,31 +183,37 @@ class ServerConfig:
             raise ConfigError(f"The configuration {path}: {error}") from None
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> ServerConfig:
+    def from_dict(cls, data: Mapping[str, object], environ: Mapping[str, str] | None = None) -> ServerConfig:
         environ = os.environ if environ is None else environ
-        unknown = set(data) - {"clusters", "environments", "limits"}
+        unknown = set(data) - {"clusters", "environments", "limits", "airflow"}
         if unknown:
-            raise ConfigError(f"unknown section {_names(unknown)}; there are clusters, environments and limits.")
+            known = "airflow, clusters, environments and limits"
+            raise ConfigError(f"unknown section {_names(unknown)}; there are {known}.")
         clusters = {
-            name: _read(Cluster, f"clusters.{name}", value, environ)
+            name: _read_section(Cluster, f"clusters.{name}", value, environ)
             for name, value in _table("clusters", data.get("clusters", {})).items()
         }
         if EXTERNAL in clusters:
             raise ConfigError(f"a cluster cannot be called {EXTERNAL!r}: that name means nothing is launched.")
         environments = {
-            name: _read(Environment, f"environments.{name}", value, environ)
+            name: _read_section(JobEnvironment, f"environments.{name}", value, environ)
             for name, value in _table("environments", data.get("environments", {})).items()
         }
-        return cls(clusters, environments, _read(Limits, "limits", data.get("limits", {}), environ))
+        return cls(
+            clusters,
+            environments,
+            _read_section(Limits, "limits", data.get("limits", {}), environ),
+            _read_section(Airflow, "airflow", data.get("airflow", {}), environ),
+        )
 
 
-def _read(kind: type[Any], where: str, value: Any, environ: Mapping[str, str]) -> Any:
+def _read_section(kind: type[_Section], where: str, value: object, environ: Mapping[str, str]) -> _Section:
     fields = {item.name: item for item in dataclasses.fields(kind)}
-    values = {}
+    values: dict[str, Any] = {}  # Each value has the type that its field declares.
     for key, given in _table(where, value).items():
         if key not in fields:
             raise ConfigError(f"[{where}] has no entry {key!r}; it can have {_names(fields)}.")
-        values[key] = _typed(f"{where}.{key}", str(fields[key].type), given, environ)
+        values[key] = _read_entry(f"{where}.{key}", str(fields[key].type), given, environ)
     entry = kind(**values)
     try:
         entry.check()
@@ -178,7 +222,8 @@ def _read(kind: type[Any], where: str, value: Any, environ: Mapping[str, str]) -
     return entry
 
 
-def _typed(where: str, kind: str, value: Any, environ: Mapping[str, str]) -> Any:
+def _read_entry(where: str, kind: str, value: object, environ: Mapping[str, str]) -> object:
+    """An entry of the type that its dataclass field declares."""
     if kind.startswith("tuple"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"`{where}` must be a list of strings.")
@@ -189,13 +234,14 @@ def _typed(where: str, kind: str, value: Any, environ: Mapping[str, str]) -> Any
         if not isinstance(value, str):
             raise ConfigError(f"`{where}` must be a string.")
         return _expanded(where, value, environ)
-    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
-        raise ConfigError(f"`{where}` must be a {'whole ' if kind == 'int' else ''}number.")
+    whole = kind.startswith("int")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ConfigError(f"`{where}` must be a {'whole ' if whole else ''}number.")
     return value
 
 
-def _scalar(where: str, value: Any) -> str:
-    """TOML's true and 4 as Spark and environments spell them."""
+def _scalar(where: str, value: object) -> str:
+    """A value of TOML as Spark and environment variables spell it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -212,11 +258,11 @@ def _expanded(where: str, value: str, environ: Mapping[str, str]) -> str:
     return _VARIABLE.sub(variable, value)
 
 
-def _table(where: str, value: Any) -> Mapping[str, Any]:
+def _table(where: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"[{where}] must be a table.")
     return value
 
 
-def _names(names: Any) -> str:
+def _names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in sorted(names))

@@ -1,61 +1,100 @@
-"""``LanceBackfillColumnOperator``: give a column its values, as a job."""
+"""``LanceBackfillColumnOperator``: computes the values of a column, as a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.job_words import JobType
-from airflow_provider_lance.operators.rendered import given, number, rendered_fields, text, truth, whole_number
-from airflow_provider_lance.operators.result import describe_target
-from airflow_provider_lance.operators.submit import LanceJobOperator
+from airflow_provider_lance.api.job_states import JobType
+from airflow_provider_lance.operators.job_base import LanceJobOperator
+from airflow_provider_lance.tasks.job_outcome import describe_target
+from airflow_provider_lance.tasks.operator_arguments import JobArguments
+from airflow_provider_lance.tasks.templating import (
+    Reader,
+    as_boolean,
+    as_integer,
+    as_number,
+    as_text,
+    none_if_blank,
+    rendered_fields,
+)
 
-#: The request's own fields, besides ``id`` and ``column``, and what a rendered value must be; each is an argument.
-REQUEST_FIELDS: dict[str, Callable[[str, Any], Any]] = {
-    "branch": text,
-    "where": text,
-    "concurrency": whole_number,
-    "intra_applier_concurrency": whole_number,
-    "min_checkpoint_size": whole_number,
-    "max_checkpoint_size": whole_number,
-    "batch_checkpoint_flush_interval_seconds": number,
-    "read_version": whole_number,
-    "task_size": whole_number,
-    "num_frags": whole_number,
-    "checkpoint_size": whole_number,
-    "commit_granularity": whole_number,
-    "cluster": text,
-    "manifest": text,
+if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
+
+    from airflow_provider_lance.api.plain_data import JsonObject
+    from airflow_provider_lance.tasks.lineage import TaskLineage
+
+#: The request's fields, besides ``id`` and ``column``, and what a rendered value must be. Each is an argument.
+REQUEST_FIELDS: dict[str, Reader] = {
+    "branch": as_text,
+    "where": as_text,
+    "concurrency": as_integer,
+    "intra_applier_concurrency": as_integer,
+    "min_checkpoint_size": as_integer,
+    "max_checkpoint_size": as_integer,
+    "batch_checkpoint_flush_interval_seconds": as_number,
+    "read_version": as_integer,
+    "task_size": as_integer,
+    "num_frags": as_integer,
+    "checkpoint_size": as_integer,
+    "commit_granularity": as_integer,
+    "cluster": as_text,
+    "manifest": as_text,
 }
 
 
 class LanceBackfillColumnOperator(LanceJobOperator):
     """Compute the values of a computed or virtual column (``AlterTableBackfillColumns``).
 
-    Only rows whose value is missing or older than its inputs are computed. Arguments beyond these are those of
-    :class:`~airflow_provider_lance.operators.submit.LanceJobOperator`.
+    Without ``where``, only rows whose value is missing or older than its inputs are computed.
 
-    :param table_id: the table. (templated)
-    :param column: the column. (templated)
-    :param branch: of the table. (templated)
-    :param where: an SQL predicate; the other rows keep their values. (templated)
-    :param concurrency: Spark tasks at once.
-    :param intra_applier_concurrency: threads per Spark task.
-    :param task_size: rows per Spark task; splits a large fragment.
-    :param checkpoint_size: rows per durable part, between ``min_checkpoint_size`` and ``max_checkpoint_size``.
-    :param batch_checkpoint_flush_interval_seconds: a part is durable at the latest after so long.
-    :param read_version: compute at this version of the table; conflicting fragments are left and counted.
-    :param num_frags: at most so many fragments in this job.
-    :param commit_granularity: fragments per commit.
-    :param cluster: where it runs, a name from the server's configuration, or ``external``. (templated)
-    :param manifest: the UDF's environment, a name from the server's configuration. (templated)
-    :param plan_only: plan and report what would be done; compute and commit nothing.
-    :param max_failed_rows: fail the job once the rule failed for more rows than this. (templated)
-    :param max_failed_fraction: fail the job once the rule failed for more than this share of the rows, between 0 and 1:
-        of all live rows, or with ``where`` of those it selects. (templated)
+    The guide is ``docs/operators/backfill_column.md``.
+
+    :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    :param column: The name of the column. (templated)
+    :param branch: The branch of the table. By default it is the main branch. (templated)
+    :param where: An SQL predicate that selects the rows to compute. The other rows keep their values. (templated)
+    :param concurrency: How many Spark tasks run at once. (templated)
+    :param intra_applier_concurrency: How many threads of a Spark task call the function. (templated)
+    :param min_checkpoint_size: The smallest number of rows in a checkpoint. (templated)
+    :param max_checkpoint_size: The largest number of rows in a checkpoint. (templated)
+    :param batch_checkpoint_flush_interval_seconds: The seconds after which finished values are written to a checkpoint
+        at the latest. (templated)
+    :param read_version: The version of the table at which the values are computed. Fragments that were changed since
+        are left out and counted. (templated)
+    :param task_size: The number of rows of a Spark task. A larger fragment is split. (templated)
+    :param num_frags: The largest number of fragments that this job computes. (templated)
+    :param checkpoint_size: The number of rows in a checkpoint, between ``min_checkpoint_size`` and
+        ``max_checkpoint_size``. (templated)
+    :param commit_granularity: The number of fragments in a commit. (templated)
+    :param cluster: The cluster on which the job runs: a name from the server's configuration, or ``external``.
+        (templated)
+    :param manifest: The environment of the function: a name from the server's configuration. (templated)
+    :param plan_only: Whether the job only reports what it would do, without computing anything. (templated)
+    :param max_failed_rows: The largest number of rows for which the rule may fail before the job fails. (templated)
+    :param max_failed_fraction: The largest share of the rows, between 0 and 1, for which the rule may fail before the
+        job fails. It is a share of all live rows, or of those that ``where`` selects. (templated)
+    :param wait_for_completion: Whether the task waits for the job's end. Otherwise it succeeds with the ``job_id``,
+        for a :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job has no lease.
+    :param deferrable: Whether the task waits in the triggerer instead of on a worker. The default is ``[operators]
+        default_deferrable`` of Airflow's configuration.
+    :param poll_interval: The seconds between two polls of the job. The default is ``[lance] poll_interval``.
+    :param timeout: How long the job may take, counted from its submission. The default is ``execution_timeout``. The
+        job is cancelled after that, and the task fails with a timeout, on a worker as well as deferred.
+    :param cancel_on_kill: Whether the job is cancelled when the task is killed, cleared or marked.
+    :param on_conflict: What happens if another job already writes the same column. ``fail`` fails the task. ``join``
+        waits for that job and takes its result if its request is equal, and fails otherwise. ``wait`` waits for its
+        end, within ``timeout``, and then submits. That job is never cancelled.
+    :param lease_seconds: The seconds after which the server ends a job that nobody has asked about. The default is
+        ``[lance] job_lease_seconds``.
+    :param skip_if_unchanged: Whether the task ends as skipped when there is nothing to do.
+    :param request_context: More context entries of the request, which are sent as ``x-lance-ctx-<key>``. (templated)
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: A dict with ``job_id``, ``job_type``, ``table_id``, ``state``, ``version`` and the job's ``result``.
     """
 
     operation = "alter_table_backfill_columns"
@@ -72,28 +111,27 @@ class LanceBackfillColumnOperator(LanceJobOperator):
     def __init__(
         self,
         *,
-        table_id: Identifier,
         column: str,
         branch: str | None = None,
         where: str | None = None,
-        concurrency: int | None = None,
-        intra_applier_concurrency: int | None = None,
-        min_checkpoint_size: int | None = None,
-        max_checkpoint_size: int | None = None,
-        batch_checkpoint_flush_interval_seconds: float | None = None,
-        read_version: int | None = None,
-        task_size: int | None = None,
-        num_frags: int | None = None,
-        checkpoint_size: int | None = None,
-        commit_granularity: int | None = None,
+        concurrency: int | str | None = None,
+        intra_applier_concurrency: int | str | None = None,
+        min_checkpoint_size: int | str | None = None,
+        max_checkpoint_size: int | str | None = None,
+        batch_checkpoint_flush_interval_seconds: float | str | None = None,
+        read_version: int | str | None = None,
+        task_size: int | str | None = None,
+        num_frags: int | str | None = None,
+        checkpoint_size: int | str | None = None,
+        commit_granularity: int | str | None = None,
         cluster: str | None = None,
         manifest: str | None = None,
-        plan_only: bool = False,
-        max_failed_rows: int | None = None,
-        max_failed_fraction: float | None = None,
-        **kwargs: Any,
+        plan_only: bool | str = False,
+        max_failed_rows: int | str | None = None,
+        max_failed_fraction: float | str | None = None,
+        **kwargs: Unpack[JobArguments],
     ) -> None:
-        super().__init__(table_id=table_id, **kwargs)
+        super().__init__(**kwargs)
         self.column = column
         self.branch = branch
         self.where = where
@@ -114,41 +152,35 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         self.max_failed_fraction = max_failed_fraction
 
     def target(self, table_id: list[str]) -> str:
-        return describe_target(table_id, self.column)
+        return describe_target(self.hook.join_id(table_id), self.column)
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         return {"column": self.column, **rendered_fields(self, REQUEST_FIELDS)}
 
     def options(self) -> dict[str, str]:
         options = {}
-        if truth("plan_only", self.plan_only):
+        if as_boolean("plan_only", self.plan_only):
             options["plan"] = "true"
-        if (most := whole_number("max_failed_rows", self.max_failed_rows)) is not None:
+        if (most := as_integer("max_failed_rows", self.max_failed_rows)) is not None:
             options["max_failed_rows"] = str(most)
-        if (share := number("max_failed_fraction", self.max_failed_fraction)) is not None:
+        if (share := as_number("max_failed_fraction", self.max_failed_fraction)) is not None:
             if not 0 <= share <= 1:
                 raise AirflowFailException(f"max_failed_fraction is {share}; it must be between 0 and 1.")
             options["max_failed_fraction"] = str(share)
         return options
 
-    def did_nothing(self, result: dict[str, Any]) -> bool:
+    def did_nothing(self, result: JsonObject) -> bool:
         plan = result.get("plan")
         if isinstance(plan, dict):
             return not plan.get("fragments")
         return result.get("rows_assigned") == 0 and not result.get("rows_failed")
 
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """For Airflow's OpenLineage provider: the table to itself, and the column from its inputs."""
-        from airflow_provider_lance.operators.lineage import ColumnEdge, TableLineage, computed_inputs, lineage_facets
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the table, and the input columns of the column."""
+        from airflow_provider_lance.tasks.lineage import ColumnEdge, TableLineage, computed_inputs, lineage_facets
 
         table_id = self.parse_id(self.table_id)
-        inputs = computed_inputs(self.hook, table_id, self.column, given(self.branch))
-        return lineage_facets(
-            self.hook,
-            [*self.outlets, *self.inlets],
-            TableLineage(
-                output=table_id,
-                inputs=[table_id],
-                edges=[ColumnEdge(self.column, table_id, name) for name in inputs],
-            ),
-        )
+        inputs = computed_inputs(self.hook, table_id, self.column, none_if_blank(self.branch))
+        edges = [ColumnEdge(self.column, table_id, name) for name in inputs]
+        lineage = TableLineage(output=table_id, inputs=[table_id], edges=edges)
+        return lineage_facets(self.hook, [*self.outlets, *self.inlets], lineage)

@@ -1,77 +1,42 @@
-"""What every Lance operator has: the hook, one way to call an operation, errors Airflow understands, asset events."""
+"""What all Lance operators share: the hook, calls of the namespace, and asset events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Unpack
 
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
-from airflow_provider_lance.api.errors import INVALID_INPUT, WireError
-from airflow_provider_lance.api.ids import Identifier, InvalidIdentifierError
-from airflow_provider_lance.assets.lance import write_events
+from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.ids import Identifier
+from airflow_provider_lance.api.versions import WITH_VERSION
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION
-from airflow_provider_lance.hooks.reasons import failure_lines, hopeless
+from airflow_provider_lance.tasks.errors import log_failure, task_error
+from airflow_provider_lance.tasks.operator_arguments import AirflowArguments, LanceArguments
+from airflow_provider_lance.tasks.outlets import drop_other_tables, is_mapped, publish_change
+from airflow_provider_lance.tasks.templating import read_table_id
 
 if TYPE_CHECKING:
+    import jinja2
     from airflow.providers.common.compat.sdk import Context
+    from pydantic import JsonValue
 
+    from airflow_provider_lance.api.arrow import ArrowData
+    from airflow_provider_lance.api.plain_data import JsonObject
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
 
-_Failure = TypeVar("_Failure", bound=BaseException)
-
-
-def task_error(error: WireError | ValueError) -> AirflowException:
-    """A failed request as a task's failure: the reason in the first line, the operation and its codes below.
-
-    There is no other try where the same request can only fail again.
-    """
-    if not isinstance(error, WireError):
-        return AirflowFailException(str(error))
-    final = error.code == INVALID_INPUT or hopeless(error)
-    return (AirflowFailException if final else AirflowException)(failure_lines(error))
-
-
-def log_reason(log: Any, failure: _Failure) -> _Failure:
-    """Say why a task is about to fail, each line of it as an ERROR of its own; returns the failure, to be raised.
-
-    Airflow shows an exception behind its class and its module, where the reason is outside of the window.
-    """
-    for line in filter(None, str(failure).splitlines()):
-        log.error("%s", line)
-    return failure
-
-
-def read_table_id(hook: LanceNamespaceHook, identifier: Identifier, task_id: str) -> list[str]:
-    """The identifier of the table a task is about, as a list; what names none fails the task for good."""
-    try:
-        parts = hook.parse_id(identifier)
-    except InvalidIdentifierError as error:
-        raise task_error(error) from None
-    if not parts:
-        raise AirflowFailException(f"Task {task_id} names no table: its identifier is empty.")
-    return parts
-
-
-def choice(name: str, value: str, *choices: str) -> None:
-    """Refuse a word that is none of the choices, while the DAG is parsed."""
-    if value not in choices:
-        words = [repr(word) for word in choices]
-        raise ValueError(f"{name} is {', '.join(words[:-1])} or {words[-1]}, not {value!r}.")
-
-
 class LanceBaseOperator(BaseOperator):
-    """The common part of all operators; not for use in a DAG.
+    """The base class of all operators. It is not for use in a DAG.
 
-    :param lance_conn_id: the connection of the namespace.
+    :param lance_conn_id: The id of the namespace's connection. (templated)
     """
 
     ui_color = "#fde8d7"
     template_fields: Sequence[str] = ("lance_conn_id",)
 
-    def __init__(self, *, lance_conn_id: str = DEFAULT_CONNECTION, **kwargs: Any) -> None:
+    def __init__(self, *, lance_conn_id: str = DEFAULT_CONNECTION, **kwargs: Unpack[AirflowArguments]) -> None:
         super().__init__(**kwargs)
         self.lance_conn_id = lance_conn_id
 
@@ -82,28 +47,69 @@ class LanceBaseOperator(BaseOperator):
         return LanceNamespaceHook(self.lance_conn_id)
 
     def parse_id(self, identifier: Identifier) -> list[str]:
-        """A table's or view's identifier as a list; the root namespace is not one."""
+        """A table's or view's identifier as a list. The root namespace is refused."""
         return read_table_id(self.hook, identifier, self.task_id)
 
-    def call(
-        self, operation: str, fields: Mapping[str, Any], data: Any = None, *, tolerate: Sequence[int] = ()
-    ) -> dict[str, Any] | None:
-        """Run an operation; ``None`` where the answer was one of the tolerated Lance error codes."""
-        failure: AirflowException
+    def call(self, operation: str, fields: Mapping[str, object], data: ArrowData | None = None) -> JsonObject:
+        """Run an operation of the namespace; an error becomes the task's failure."""
+        answer = self.call_tolerant(operation, fields, data)
+        assert answer is not None
+        return answer
+
+    def call_tolerant(
+        self,
+        operation: str,
+        fields: Mapping[str, object],
+        data: ArrowData | None = None,
+        *,
+        tolerate: Sequence[int] = (),
+    ) -> JsonObject | None:
+        """Run an operation of the namespace; ``None`` where it fails with one of the tolerated error codes."""
         try:
             return self.hook.call(operation, fields, data)
         except WireError as error:
             if error.code in tolerate:
                 return None
-            failure = task_error(error)
-        raise log_reason(self.log, failure)  # outside of the except block: a chained frame could show header values
+            failure: AirflowException = task_error(error)
+        # It is raised outside of the except block, because a chained frame could show the values of headers.
+        raise log_failure(self.log, failure)
 
-    def answer(self, operation: str, fields: Mapping[str, Any], data: Any = None) -> dict[str, Any]:
-        """The same for callers that tolerate nothing."""
-        answer = self.call(operation, fields, data)
-        assert answer is not None
-        return answer
+    def publish(self, context: Context, table_id: Sequence[str], **extra: JsonValue) -> None:
+        """Write ``extra`` to the events of this table: of its declared outlets, and through aliases among them."""
+        if self.has_dynamic_table or is_mapped(context):
+            drop_other_tables(self, [table_id])
+        publish_change(self, context, self.hook, table_id, **extra)
 
-    def publish(self, context: Context, table_id: Sequence[str], **extra: Any) -> None:
-        """Write ``extra`` to the events of those declared outlets that are this table; adds no outlet of its own."""
-        write_events(context, self.outlets, table_id, **extra)
+    @property
+    def has_dynamic_table(self) -> bool:
+        """Whether the table was not known when the DAG was parsed. Then its outlets are those of several tables."""
+        return False
+
+
+class LanceTableOperator(LanceBaseOperator):
+    """The base class of the operators of one table. It is not for use in a DAG.
+
+    :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    """
+
+    template_fields: Sequence[str] = (*LanceBaseOperator.template_fields, "table_id")
+
+    def __init__(self, *, table_id: Identifier, **kwargs: Unpack[LanceArguments]) -> None:
+        super().__init__(**kwargs)
+        self.table_id = table_id
+        self._table_was_template = False
+
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """Render the fields as every operator does, and note whether the table's identifier was a template."""
+        before = self.table_id
+        super().render_template_fields(context, jinja_env)
+        self._table_was_template = self.table_id != before
+
+    @property
+    def has_dynamic_table(self) -> bool:
+        return self._table_was_template
+
+    def describe(self, table_id: list[str], branch: str | None = None) -> JsonObject:
+        """The description of a table, with its version and schema."""
+        return self.call("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})

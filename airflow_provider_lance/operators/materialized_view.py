@@ -1,51 +1,76 @@
-"""Materialized views: ``LanceCreateMaterializedViewOperator`` and ``LanceRefreshMaterializedViewOperator``."""
+"""Operators that define a materialized view, and that refresh one, as a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
+from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.ids import Identifier, join_id
-from airflow_provider_lance.api.job_words import IF_EXISTS, JobType
-from airflow_provider_lance.operators.base import choice, log_reason
-from airflow_provider_lance.operators.rejoin import submitted_before
-from airflow_provider_lance.operators.rendered import given, mapping, rendered_fields, text, truth, whole_number
-from airflow_provider_lance.operators.submit import LanceJobOperator
+from airflow_provider_lance.api.job_states import IF_EXISTS, JobType
+from airflow_provider_lance.operators.job_base import LanceJobOperator
+from airflow_provider_lance.tasks.errors import log_failure
+from airflow_provider_lance.tasks.operator_arguments import JobArguments
+from airflow_provider_lance.tasks.rejoin import submitted_before
+from airflow_provider_lance.tasks.templating import (
+    Reader,
+    as_boolean,
+    as_integer,
+    as_mapping,
+    as_text,
+    choice,
+    rendered_fields,
+)
 
 if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
-_TABLE_EXISTS = 5
-#: The fields of a refresh, besides ``id``, and what a rendered value must be; each is an argument.
-REFRESH_FIELDS: dict[str, Callable[[str, Any], Any]] = {
-    "src_version": whole_number,
-    "full": truth,
-    "max_rows_per_fragment": whole_number,
-    "concurrency": whole_number,
-    "intra_applier_concurrency": whole_number,
-    "source_task_size": whole_number,
-    "output_limit": whole_number,
-    "cluster": text,
-    "manifest": text,
+    from airflow_provider_lance.api.plain_data import JsonObject
+    from airflow_provider_lance.tasks.lineage import TaskLineage
+
+IfViewExists = Literal["fail", "skip", "refresh", "replace"]
+#: The fields of ``CreateMaterializedView``, besides ``id``, and what a rendered value must be. Each is an argument.
+CREATE_FIELDS: dict[str, Reader] = {
+    "query": as_text,
+    "kind": as_text,
+    "source_query": as_text,
+    "output_schema": as_text,
+    "udtf_spec": as_mapping,
+    "with_no_data": as_boolean,
+    "auto_refresh": as_boolean,
+}
+#: The fields of ``RefreshMaterializedView``, besides ``id``, and what a rendered value must be. Each is an argument.
+REFRESH_FIELDS: dict[str, Reader] = {
+    "src_version": as_integer,
+    "full": as_boolean,
+    "max_rows_per_fragment": as_integer,
+    "concurrency": as_integer,
+    "intra_applier_concurrency": as_integer,
+    "source_task_size": as_integer,
+    "output_limit": as_integer,
+    "cluster": as_text,
+    "manifest": as_text,
 }
 
 
 class _ViewOperator(LanceJobOperator):
+    """The base class of the operators of a view."""
+
     job_type = JobType.REFRESH.value
 
-    def did_nothing(self, result: dict[str, Any]) -> bool:
+    def did_nothing(self, result: JsonObject) -> bool:
         if str(result.get("mode", "")).lower() in {"no_op", "noop", "none", "unchanged"}:
             return True
         if "plan" in result:
             return False  # there is a plan only where there is work
         return result.get("rows_written") == 0 and not result.get("rows_deleted")
 
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """For Airflow's OpenLineage provider: from the source tables, and a single one's columns, to the view's."""
-        from airflow_provider_lance.operators.lineage import lineage_facets, view_lineage
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the view's sources, and the columns of a single source."""
+        from airflow_provider_lance.tasks.lineage import lineage_facets, view_lineage
 
         return lineage_facets(
             self.hook, [*self.outlets, *self.inlets], view_lineage(self.hook, self.parse_id(self.table_id))
@@ -55,55 +80,64 @@ class _ViewOperator(LanceJobOperator):
 class LanceCreateMaterializedViewOperator(_ViewOperator):
     """Define a view and, unless ``with_no_data``, wait for its first refresh (``CreateMaterializedView``).
 
-    Give either ``query`` (SQL, as LanceDB's client does) or ``kind``, ``source_query`` and ``output_schema``. The
-    arguments for waiting are those of :class:`~airflow_provider_lance.operators.submit.LanceJobOperator`.
+    Give either ``query``, or ``kind``, ``source_query`` and ``output_schema``.
 
-    :param table_id: the view. (templated)
-    :param query: the view's SQL. (templated)
-    :param kind: ``query``, ``udtf`` or ``chunker``. (templated)
-    :param source_query: the serialized source query. (templated)
-    :param output_schema: the output's Arrow schema in IPC format, base64. (templated)
-    :param udtf_spec: the function of a ``udtf`` or ``chunker`` view. (templated)
-    :param with_no_data: only define it. (templated)
-    :param auto_refresh: let the server refresh it when its source moves. (templated)
-    :param if_exists: for a view that is there: ``fail``; ``skip`` (succeed without a job) or ``refresh`` it, both only
-        if its definition is equal to this one, and fail with both texts otherwise; or ``replace`` a different
-        definition and refresh. Readers keep the old rows, in the old columns, until that refresh.
+    The guide is ``docs/operators/create_materialized_view.md``.
+
+    :param table_id: The view's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    :param query: The view's SQL query. (templated)
+    :param kind: The kind of the view: ``query``, ``udtf`` or ``chunker``. (templated)
+    :param source_query: The serialized query of the view's source. (templated)
+    :param output_schema: The Arrow schema of the view's rows, in IPC format and base64. (templated)
+    :param udtf_spec: The function of a ``udtf`` or ``chunker`` view. (templated)
+    :param with_no_data: Whether the view is only defined, without a first refresh. (templated)
+    :param auto_refresh: Whether the server refreshes the view when its source changes. (templated)
+    :param if_exists: What happens if the view exists. ``fail`` fails the task. ``skip`` succeeds without a job, and
+        ``refresh`` refreshes the view, both only if its definition is equal, and fail with both texts otherwise.
+        ``replace`` replaces a different definition and refreshes. Readers keep the old rows, in the old columns, until
+        that refresh.
+    :param wait_for_completion: Whether the task waits for the job's end. Otherwise it succeeds with the ``job_id``,
+        for a :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job has no lease.
+    :param deferrable: Whether the task waits in the triggerer instead of on a worker. The default is ``[operators]
+        default_deferrable`` of Airflow's configuration.
+    :param poll_interval: The seconds between two polls of the job. The default is ``[lance] poll_interval``.
+    :param timeout: How long the job may take, counted from its submission. The default is ``execution_timeout``. The
+        job is cancelled after that, and the task fails with a timeout, on a worker as well as deferred.
+    :param cancel_on_kill: Whether the job is cancelled when the task is killed, cleared or marked.
+    :param on_conflict: What happens if another job already writes the same view. ``fail`` fails the task. ``join``
+        waits for that job and takes its result if its request is equal, and fails otherwise. ``wait`` waits for its
+        end, within ``timeout``, and then submits. That job is never cancelled.
+    :param lease_seconds: The seconds after which the server ends a job that nobody has asked about. The default is
+        ``[lance] job_lease_seconds``.
+    :param skip_if_unchanged: Whether the task ends as skipped when there is nothing to do.
+    :param request_context: More context entries of the request, which are sent as ``x-lance-ctx-<key>``. (templated)
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: A dict with ``job_id``, ``job_type``, ``table_id``, ``state``, ``version`` and the job's ``result``.
     """
 
     operation = "create_materialized_view"
-    template_fields: Sequence[str] = (
-        *_ViewOperator.template_fields,
-        "query",
-        "source_query",
-        "output_schema",
-        "kind",
-        "udtf_spec",
-        "with_no_data",
-        "auto_refresh",
-    )
+    template_fields: Sequence[str] = (*_ViewOperator.template_fields, *CREATE_FIELDS)
     template_fields_renderers: ClassVar[dict[str, str]] = {"query": "sql", "source_query": "sql"}
 
     def __init__(
         self,
         *,
-        table_id: Identifier,
         query: str | None = None,
         kind: str | None = None,
         source_query: str | None = None,
         output_schema: str | None = None,
-        udtf_spec: dict[str, Any] | None = None,
-        with_no_data: bool = False,
-        auto_refresh: bool | None = None,
-        if_exists: Literal["fail", "skip", "refresh", "replace"] = "fail",
-        **kwargs: Any,
+        udtf_spec: Mapping[str, object] | str | None = None,
+        with_no_data: bool | str = False,
+        auto_refresh: bool | str | None = None,
+        if_exists: IfViewExists = "fail",
+        **kwargs: Unpack[JobArguments],
     ) -> None:
-        super().__init__(table_id=table_id, **kwargs)
+        super().__init__(**kwargs)
         if (query is None) == (source_query is None):
             raise ValueError("Give the view either as `query`, or as `kind`, `source_query` and `output_schema`.")
         if source_query is not None and (kind is None or output_schema is None):
             raise ValueError("`source_query` needs `kind` and `output_schema` beside it.")
-        choice("if_exists", if_exists, "fail", "skip", "refresh", "replace")
         self.query = query
         self.kind = kind
         self.source_query = source_query
@@ -111,50 +145,40 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         self.udtf_spec = udtf_spec
         self.with_no_data = with_no_data
         self.auto_refresh = auto_refresh
-        self.if_exists = if_exists
+        self.if_exists = choice("if_exists", if_exists, IfViewExists)
 
-    def request(self) -> dict[str, Any]:
-        fields = {
-            "query": self.query,
-            "kind": given(self.kind),
-            "source_query": self.source_query,
-            "output_schema": self.output_schema,
-            "udtf_spec": mapping("udtf_spec", self.udtf_spec),
-            "with_no_data": truth("with_no_data", self.with_no_data),
-            "auto_refresh": truth("auto_refresh", self.auto_refresh),
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+    def request(self) -> dict[str, object]:
+        return rendered_fields(self, CREATE_FIELDS)
 
     def options(self) -> dict[str, str]:
         return {} if self.if_exists == "fail" else {IF_EXISTS: self.if_exists}
 
-    def submit(self, context: Context, table_id: list[str]) -> dict[str, Any]:
-        ours = submitted_before(context)
-        sent = self._request_context(context, table_id)
-        if ours and self.if_exists == "skip":
-            sent[IF_EXISTS] = "refresh"  # an earlier try created the view; its data is still to come
+    def submit(self, context: Context, table_id: list[str]) -> JsonObject:
+        created_before = submitted_before(context)
+        entries = self.full_request_context(context, table_id)
+        if created_before and self.if_exists == "skip":
+            entries[IF_EXISTS] = "refresh"  # an earlier try created the view, and its rows are still missing
         try:
-            answer = self.hook.call(self.operation, {"id": table_id, **self.request(), "context": sent})
+            answer = self.hook.call(self.operation, {"id": table_id, **self.request(), "context": entries})
             if self.if_exists == "skip" and not answer.get("job_id"):
                 self.log.info("The view is there, at version %s, or was only to be defined.", answer.get("version"))
             return answer
         except WireError as error:
-            if error.code != _TABLE_EXISTS or (self.if_exists == "fail" and not ours):
+            if error.code != ErrorCode.TABLE_ALREADY_EXISTS or (self.if_exists == "fail" and not created_before):
                 raise
-        # The server does not compare definitions itself.
-        if ours:
+        # A server that refuses although `if-exists` was sent does not compare definitions.
+        if created_before:
             self.log.info("An earlier try created the view; its data is still to come.")
         else:
-            self._compare(table_id)
-        if self.if_exists == "skip" and not ours:
+            self._compare_query(table_id)
+        if self.if_exists == "skip" and not created_before:
             return {"version": self.hook.current_version(table_id)}
-        return self.hook.call(
-            "refresh_materialized_view", {"id": table_id, "context": self._request_context(context, table_id)}
-        )
+        entries = self.full_request_context(context, table_id)
+        return self.hook.call("refresh_materialized_view", {"id": table_id, "context": entries})
 
-    def _compare(self, table_id: list[str]) -> None:
-        """Compare with what a server tells of its view, where the server itself does not; fails for another one."""
-        query: Any = None
+    def _compare_query(self, table_id: list[str]) -> None:
+        """Compare the query with the one that the server describes, and fail if they differ."""
+        query: object = None
         try:
             query = self.hook.call("describe_materialized_view", {"id": table_id}).get("query")
         except WireError as error:
@@ -166,34 +190,53 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
             )
         elif _words(query) != _words(str(wanted)):
             failed = AirflowFailException(
-                f"The view {join_id(table_id)} is defined otherwise: query is {query!r} there and {wanted!r} here. "
-                "This server cannot change it: drop the view and create it again."
+                f"The view {self.hook.join_id(table_id)} is defined otherwise: query is {query!r} there and "
+                f"{wanted!r} here. This server cannot change it: drop the view and create it again."
             )
-            raise log_reason(self.log, failed)
+            raise log_failure(self.log, failed)
         else:
             self.log.info("The view is there already, with an equal query (if_exists=%s).", self.if_exists)
 
 
 def _words(query: str) -> list[str]:
-    """A query's text without its line breaks and indentation; servers may quote names that need no quotes."""
+    """The words of a query. Backticks do not count, because a server may quote names that need no quotes."""
     return query.replace("`", "").rstrip("; \n").split()
 
 
 class LanceRefreshMaterializedViewOperator(_ViewOperator):
-    """Bring a view up to its source (``RefreshMaterializedView``).
+    """Refresh a view from its source (``RefreshMaterializedView``).
 
-    The arguments for waiting are those of :class:`~airflow_provider_lance.operators.submit.LanceJobOperator`.
+    The guide is ``docs/operators/refresh_materialized_view.md``.
 
-    :param table_id: the view. (templated)
-    :param src_version: of the source to refresh to; its newest by default. (templated)
-    :param full: rebuild instead of applying the changes. (templated)
-    :param max_rows_per_fragment: of the view's new fragments. (templated)
-    :param concurrency: Spark tasks at once. (templated)
-    :param intra_applier_concurrency: threads per Spark task. (templated)
-    :param source_task_size: source rows per work item. (templated)
-    :param output_limit: cut a chunker's view to so many rows. (templated)
-    :param cluster: where it runs, a name from the server's configuration, or ``external``. (templated)
-    :param manifest: the function's environment for this refresh, as inline JSON. (templated)
+    :param table_id: The view's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    :param src_version: The version of the source to refresh to. By default it is the newest. (templated)
+    :param full: Whether the view is rebuilt instead of applying the changes of its source. (templated)
+    :param max_rows_per_fragment: The largest number of rows in a new fragment of the view. (templated)
+    :param concurrency: How many Spark tasks run at once. (templated)
+    :param intra_applier_concurrency: How many threads of a Spark task call the function. (templated)
+    :param source_task_size: The number of source rows of a Spark task. (templated)
+    :param output_limit: The largest number of rows of a chunker's view. (templated)
+    :param cluster: The cluster on which the job runs: a name from the server's configuration, or ``external``.
+        (templated)
+    :param manifest: The environment of the function for this refresh, as inline JSON. (templated)
+    :param wait_for_completion: Whether the task waits for the job's end. Otherwise it succeeds with the ``job_id``,
+        for a :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job has no lease.
+    :param deferrable: Whether the task waits in the triggerer instead of on a worker. The default is ``[operators]
+        default_deferrable`` of Airflow's configuration.
+    :param poll_interval: The seconds between two polls of the job. The default is ``[lance] poll_interval``.
+    :param timeout: How long the job may take, counted from its submission. The default is ``execution_timeout``. The
+        job is cancelled after that, and the task fails with a timeout, on a worker as well as deferred.
+    :param cancel_on_kill: Whether the job is cancelled when the task is killed, cleared or marked.
+    :param on_conflict: What happens if another job already writes the same view. ``fail`` fails the task. ``join``
+        waits for that job and takes its result if its request is equal, and fails otherwise. ``wait`` waits for its
+        end, within ``timeout``, and then submits. That job is never cancelled.
+    :param lease_seconds: The seconds after which the server ends a job that nobody has asked about. The default is
+        ``[lance] job_lease_seconds``.
+    :param skip_if_unchanged: Whether the task ends as skipped when there is nothing to do.
+    :param request_context: More context entries of the request, which are sent as ``x-lance-ctx-<key>``. (templated)
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: A dict with ``job_id``, ``job_type``, ``table_id``, ``state``, ``version`` and the job's ``result``.
     """
 
     operation = "refresh_materialized_view"
@@ -202,19 +245,18 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
     def __init__(
         self,
         *,
-        table_id: Identifier,
-        src_version: int | None = None,
-        full: bool | None = None,
-        max_rows_per_fragment: int | None = None,
-        concurrency: int | None = None,
-        intra_applier_concurrency: int | None = None,
-        source_task_size: int | None = None,
-        output_limit: int | None = None,
+        src_version: int | str | None = None,
+        full: bool | str | None = None,
+        max_rows_per_fragment: int | str | None = None,
+        concurrency: int | str | None = None,
+        intra_applier_concurrency: int | str | None = None,
+        source_task_size: int | str | None = None,
+        output_limit: int | str | None = None,
         cluster: str | None = None,
         manifest: str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[JobArguments],
     ) -> None:
-        super().__init__(table_id=table_id, **kwargs)
+        super().__init__(**kwargs)
         self.src_version = src_version
         self.full = full
         self.max_rows_per_fragment = max_rows_per_fragment
@@ -225,12 +267,12 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
         self.cluster = cluster
         self.manifest = manifest
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         return rendered_fields(self, REFRESH_FIELDS)
 
     def unchanged(self, table_id: list[str]) -> str | None:
-        """Compare the versions the view was refreshed from with its sources' newest, where the server tells them."""
-        from airflow_provider_lance.operators.lineage import view_sources
+        """Compare the versions that the view was refreshed from with the newest ones, where the server tells them."""
+        from airflow_provider_lance.tasks.lineage import view_sources
 
         request = self.request()
         if request.get("full") or "src_version" in request:
@@ -247,5 +289,6 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
             return None
         if not sources:
             return None
-        seen = " and ".join(f"version {source.refreshed_version} of {'$'.join(source.table_id)}" for source in sources)
-        return f"The view {'$'.join(table_id)} is up to date with {seen}."
+        join_id = self.hook.join_id
+        seen = " and ".join(f"version {source.refreshed_version} of {join_id(source.table_id)}" for source in sources)
+        return f"The view {join_id(table_id)} is up to date with {seen}."

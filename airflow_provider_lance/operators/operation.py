@@ -1,20 +1,26 @@
-"""``LanceOperator``: every operation of the Lance namespace API that has no operator of its own."""
+"""``LanceOperator``: runs any operation of the Lance namespace API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, unknown_operation
 from airflow_provider_lance.operators.base import LanceBaseOperator
-from airflow_provider_lance.operators.rendered import mapping
+from airflow_provider_lance.tasks.operator_arguments import LanceArguments
+from airflow_provider_lance.tasks.rejoin import requester_context
+from airflow_provider_lance.tasks.templating import as_mapping
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_provider_lance.api.arrow import ArrowData
+    from airflow_provider_lance.api.plain_data import JsonObject
+    from airflow_provider_lance.tasks.templating import TaskOutput
+
 
 class LanceOperator(LanceBaseOperator):
-    """Run one operation and return its answer.
+    """Run one operation of the Lance namespace API and return its answer.
 
     >>> LanceOperator(
     ...     task_id="index",
@@ -22,13 +28,16 @@ class LanceOperator(LanceBaseOperator):
     ...     request={"id": "sales$orders", "column": "embedding", "index_type": "IVF_PQ", "distance_type": "l2"},
     ... )
 
-    An operation that starts a job returns its ``job_id``; a ``LanceJobSensor`` waits for it. An answer in Arrow format
-    becomes a list of rows, so keep it small.
+    An operation that starts a job returns its ``job_id``; a ``LanceJobSensor`` waits for it.
 
-    :param operation: its name in snake case, as ``lance_namespace.LanceNamespace`` has it.
-    :param request: the request's fields; ``id`` may be a string with the delimiter. A template gives text: numbers in
-        it need a DAG with ``render_template_as_native_obj=True``. (templated)
-    :param data: a function that returns Arrow data, for the operations that take some; called on the worker.
+    The guide is ``docs/operators/operation.md``.
+
+    :param operation: The operation's name in snake case, as ``lance_namespace.LanceNamespace`` has it.
+    :param request: The request's fields. Its ``id`` may be a string with the connection's delimiter. A template renders
+        to text, so numbers in it need a DAG with ``render_template_as_native_obj=True``. (templated)
+    :param data: A function that returns Arrow data, for the operations that take some. It is called on the worker.
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: The answer as a dict. An answer in Arrow format becomes a list of rows in ``rows``, so it should be small.
     """
 
     template_fields: Sequence[str] = (*LanceBaseOperator.template_fields, "request")
@@ -38,9 +47,9 @@ class LanceOperator(LanceBaseOperator):
         self,
         *,
         operation: str,
-        request: Mapping[str, Any] | None = None,
-        data: Callable[[], Any] | None = None,
-        **kwargs: Any,
+        request: TaskOutput | str | None = None,
+        data: Callable[[], ArrowData] | None = None,
+        **kwargs: Unpack[LanceArguments],
     ) -> None:
         super().__init__(**kwargs)
         if operation not in OPERATIONS:
@@ -51,9 +60,11 @@ class LanceOperator(LanceBaseOperator):
         self.request = request
         self.data = data
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        request = mapping("request", self.request) or {}
-        answer = self.answer(self.operation, request, self.data() if self.data is not None else None)
+    def execute(self, context: Context) -> JsonObject:
+        request = as_mapping("request", self.request) or {}
+        if OPERATIONS[self.operation].submits_job:
+            request = {**request, "context": {**requester_context(context), **(request.get("context") or {})}}
+        answer = self.call(self.operation, request, self.data() if self.data is not None else None)
         if OPERATIONS[self.operation].answer in {Answer.ARROW_FILE, Answer.ARROW_STREAM}:
             from airflow_provider_lance.api.arrow import read_arrow
 
@@ -61,7 +72,7 @@ class LanceOperator(LanceBaseOperator):
         version = answer.get("version")
         version = version.get("version") if isinstance(version, Mapping) else version
         if request.get("id") and version is not None:
-            about = "$".join(self.hook.parse_id(request["id"]))
-            self.log.info("%s of %s is done, version %s.", self.operation, about, version)
-            self.publish(context, self.hook.parse_id(request["id"]), version=version)
+            table_id = self.hook.parse_id(request["id"])
+            self.log.info("%s of %s is done, version %s.", self.operation, self.hook.join_id(table_id), version)
+            self.publish(context, table_id, version=version)
         return answer

@@ -1,7 +1,7 @@
-"""``LanceSparkSubmitOperator``: Airflow's own Spark connection executes a Lance job.
+"""``LanceSparkSubmitOperator``: executes a Lance job through a Spark connection of Airflow.
 
-The only module that imports ``SparkSubmitOperator``, which costs 150 ms. The engine's application file is found
-without importing the engine.
+Only this module imports ``SparkSubmitOperator``, which takes 150 ms and comes with the extra ``spark-submit``. It finds
+the engine's application file without importing the engine.
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseHook
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.job_words import IDEMPOTENCY_KEY, TERMINAL_STATES, JobState
+from airflow_provider_lance.api.ids import join_id
+from airflow_provider_lance.api.job_states import EXTERNAL, TERMINAL_STATES, TOKEN_FILE_VARIABLE, JobState
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.assets.lance import write_events
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.spark import DriverInput, LanceSparkSubmitHook
+from airflow_provider_lance.hooks.spark_provider import SparkSubmitHook, SparkSubmitOperator
 from airflow_provider_lance.links.job import LanceJobLink, LanceSparkLink
-from airflow_provider_lance.operators.base import choice, log_reason, task_error
-from airflow_provider_lance.operators.claim import Claim, Watch, claim_job
-from airflow_provider_lance.operators.conflict import conflict_failure, job_in_the_way, wait_failure
-from airflow_provider_lance.operators.kubernetes_secret import INSTALL, claim_secret, secret_conf, secret_name
-from airflow_provider_lance.operators.rejoin import conclude, idempotency_key, rejoin, remember
-from airflow_provider_lance.operators.rendered import mapping
-from airflow_provider_lance.operators.result import (
+from airflow_provider_lance.tasks.conflict import find_job_to_follow
+from airflow_provider_lance.tasks.driver_claim import ClaimKeeper, DriverClaim, claim_job
+from airflow_provider_lance.tasks.errors import log_failure
+from airflow_provider_lance.tasks.job_follower import poll_job, wait_for_job
+from airflow_provider_lance.tasks.job_outcome import (
+    JobResult,
     describe_target,
+    ended_event,
     job_failure,
     job_result,
-    job_rows,
     job_table,
     job_target,
-    look,
-    read_job_id,
-    wait_for_job,
+    written_rows,
 )
-from airflow_provider_lance.operators.spec import read_spec, read_storage_options, spec_run
-from airflow_provider_lance.triggers.outcome import job_event
+from airflow_provider_lance.tasks.job_spec import open_spec_run, read_spec, read_storage_options
+from airflow_provider_lance.tasks.kubernetes_secret import INSTALL, claim_secret, secret_conf, secret_name
+from airflow_provider_lance.tasks.outlets import drop_other_tables, is_mapped, publish_change
+from airflow_provider_lance.tasks.rejoin import idempotency_key, mark_concluded, rejoin, save_job, submit_context
+from airflow_provider_lance.tasks.templating import as_mapping, choice, read_job_id
 
 if TYPE_CHECKING:
-    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_provider_lance.api.settings import Settings
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+    from airflow_provider_lance.tasks.templating import TaskOutput
 
-TOKEN_FILE_VARIABLE = "LANCE_JOB_TOKEN_FILE"  # noqa: S105 - the name of a variable
-EXTERNAL = "external"
-_SPARK_UI = re.compile(r"(?:Spark UI|tracking URL): *(https?://\S+)")  # the engine's own line, and YARN's
-_CANCEL_SECONDS = 2.0  # Airflow kills a task's process 5 s after it was told to end
+OnSparkConflict = Literal["fail", "wait"]
+# The engine writes the first of these lines, and YARN the second.
+_SPARK_UI = re.compile(r"(?:Spark UI|tracking URL): *(https?://\S+)")
+# Airflow kills a task's process 5 s after it sent the signal to end.
+_CANCEL_SECONDS = 2.0
 
 
 def application_path() -> str:
-    """The engine's application file, without importing the engine."""
+    """The path of the engine's application file, found without importing the engine."""
     package = importlib.util.find_spec("airflow_provider_lance")
     assert package is not None
     assert package.origin is not None
@@ -76,32 +78,36 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
     - ``operation`` and ``request``: the operator submits that job itself;
     - ``spec``: a job that needs no namespace server at all.
 
-    Every other argument is ``SparkSubmitOperator``'s, such as ``conn_id``, ``conf``, ``executor_memory``, ``py_files``.
+    Every other argument is one of ``SparkSubmitOperator``, such as ``conn_id``, ``conf``, ``executor_memory`` and
+    ``py_files``.
 
-    The worker claims a namespace's job with the Lance connection. The driver gets only that claim, which is good for
-    this one job while it runs: in a file that nobody else can read, or in a Kubernetes secret, never on a command line.
-    A retry whose earlier driver still works waits for that driver's end instead of starting a second one.
+    The worker claims a job of a namespace with the Lance connection. The driver gets only that claim, which is valid
+    for this job while it runs. It gets the claim in a file that nobody else can read, or in a Kubernetes secret, and
+    never on a command line. If the driver of an earlier try still works, a retry waits for its end.
 
-    A spec's driver runs beside the task (deploy mode ``client``, on any master), writes its progress into the task's
-    log and ends with the task. A retry continues from the checkpoints of the try before it.
+    The driver of a spec runs beside the task, in deploy mode ``client`` on any master. It writes its progress into the
+    task's log and ends with the task. A retry continues from the checkpoints of the try before it.
 
-    :param job_id: the job, or the dict a job operator returned. (templated)
-    :param operation: ``alter_table_backfill_columns`` or ``refresh_materialized_view``.
-    :param request: the operation's fields, ``id`` included. A template gives text: numbers in it need a DAG with
+    The guide is ``docs/operators/spark_submit.md``.
+
+    :param job_id: The job's id, or the dict that a job operator returned. (templated)
+    :param operation: The operation to submit: ``alter_table_backfill_columns`` or ``refresh_materialized_view``.
+    :param request: The operation's fields with its ``id``. A template renders to text, so numbers in it need a DAG with
         ``render_template_as_native_obj=True``. (templated)
-    :param spec: ``{"job_type": "backfill_column" or "refresh_materialized_view", "location": "s3://…/t.lance",
-        "request": {…}}``, with ``table_id``, ``options`` and ``tables`` where they are needed; or the path of a JSON
-        file with that. (templated)
-    :param storage_conn_id: for a spec: the connection whose extra holds the storage options. (templated)
-    :param lance_conn_id: the connection of the namespace that has the job. (templated)
-    :param namespace_url: where the driver reaches the namespace, if not where Airflow does. (templated)
-    :param claim_secret: for a driver inside Kubernetes: hand over the claim in a secret instead of ``--files``. The
-        operator writes ``<claim_secret>-<job id>-<attempt>`` into the driver's namespace and deletes it afterwards.
+    :param spec: A job without a server, as a dict or as the path of a JSON file: ``{"job_type": "backfill_column" or
+        "refresh_materialized_view", "location": "s3://…/t.lance", "request": {…}}``, with ``table_id``, ``options`` and
+        ``tables`` where they are needed. (templated)
+    :param storage_conn_id: The id of the connection whose extra holds the storage options of a spec. (templated)
+    :param lance_conn_id: The id of the connection of the namespace that has the job. (templated)
+    :param namespace_url: The address at which the driver reaches the namespace, if it is not the connection's.
         (templated)
-    :param cancel_on_kill: cancel the job when the task is killed.
-    :param on_conflict: for ``operation``, when another job already writes the same column or view: ``fail``, or
-        ``wait`` for its end and submit then. That job is never cancelled, and never joined: its own driver executes it.
-    :return: what a job operator returns.
+    :param claim_secret: The beginning of the name of a Kubernetes secret, in which a driver inside Kubernetes gets its
+        claim. The operator writes ``<claim_secret>-<job id>-<attempt>`` into the driver's namespace and deletes it
+        afterwards. Without it the claim is shipped with ``--files``. (templated)
+    :param cancel_on_kill: Whether the job is cancelled when the task is killed.
+    :param on_conflict: What happens with ``operation`` if another job already writes the same column or view. ``fail``
+        fails the task, and ``wait`` waits for the end of that job and then submits. That job is never cancelled.
+    :return: The dict that a job operator returns.
     """
 
     template_fields: Sequence[str] = (
@@ -119,24 +125,23 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
     def __init__(
         self,
         *,
-        job_id: str | Mapping[str, Any] | None = None,
+        job_id: str | TaskOutput | None = None,
         operation: str | None = None,
-        request: Mapping[str, Any] | None = None,
-        spec: Mapping[str, Any] | str | None = None,
+        request: Mapping[str, object] | str | None = None,
+        spec: Mapping[str, object] | str | None = None,
         storage_conn_id: str | None = None,
         lance_conn_id: str = DEFAULT_CONNECTION,
         namespace_url: str | None = None,
         claim_secret: str | None = None,
         cancel_on_kill: bool = True,
-        on_conflict: Literal["fail", "wait"] = "fail",
+        on_conflict: OnSparkConflict = "fail",
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("name", "lance")
         super().__init__(**kwargs)
-        choice("on_conflict", on_conflict, "fail", "wait")
-        # A retry asks the claim whether a driver lives. Spark's own reconnection would follow one that has lost it.
+        # SparkSubmitOperator would reconnect to the driver of an earlier try, even if that driver has lost its claim.
         self.durable = False
-        if sum(given is not None for given in (job_id, operation, spec)) != 1:
+        if sum(source is not None for source in (job_id, operation, spec)) != 1:
             raise ValueError("Give either `job_id`, or `operation` and `request`, or `spec`.")
         self.job_id = job_id
         self.operation = operation
@@ -147,40 +152,48 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         self.namespace_url = namespace_url
         self.claim_secret = claim_secret
         self.cancel_on_kill = cancel_on_kill
-        self.on_conflict = on_conflict
+        self.on_conflict = choice("on_conflict", on_conflict, OnSparkConflict)
         self._lance: LanceNamespaceHook | None = None
         self._running: str | None = None
         self._killed = False
         self._driver: DriverInput | None = None
         self._read_line: Callable[[str], None] = lambda _: None
 
-    def execute(self, context: Context) -> Any:
-        BaseHook.get_connection(self._conn_id)  # SparkSubmitHook takes a missing connection for YARN, silently
+    def execute(self, context: Context) -> JobResult:  # type: ignore[override] # SparkSubmitOperator returns nothing
+        BaseHook.get_connection(
+            self._conn_id
+        )  # it raises for a missing connection, which SparkSubmitHook takes for YARN
         done = self._run_spec(context) if self.spec is not None else self._run_job(context)
-        write_events(
+        from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+
+        if is_mapped(context):
+            drop_other_tables(self, [done["table_id"]])
+        publish_change(
+            self,
             context,
-            self.outlets,
+            self._lance or LanceNamespaceHook(self.lance_conn_id),
             done["table_id"],
             version=done["version"],
             job_id=done["job_id"],
-            rows=job_rows(done["result"]),
+            rows=written_rows(done["result"]),
         )
         return done
 
     def on_kill(self) -> None:
-        """Cancel the job and end its driver. Runs inside a signal handler, so it has a client of its own."""
+        """Cancel the job and end its driver. Airflow calls this in a signal handler, so it uses a client of its own."""
         self._killed = True
         settings = self._lance.resolved.settings if self._lance is not None else None
         if self.cancel_on_kill and self._running and settings is not None:
-            # Beside the rest: a namespace that does not answer must not keep the driver alive.
+            # It runs in a thread, because a namespace that does not answer must not keep the driver alive.
             thread = threading.Thread(target=self._cancel, args=(settings, self._running), daemon=True)
             thread.start()
             thread.join(_CANCEL_SECONDS)
         if self._hook is not None:
             self._hook.on_kill()
 
-    def _cancel(self, settings: Any, job_id: str) -> None:
-        from airflow_provider_lance.api.wire import Wire  # loaded: it claimed the job
+    def _cancel(self, settings: Settings, job_id: str) -> None:
+        # The module is loaded already: the job was claimed with it.
+        from airflow_provider_lance.api.wire import Wire
 
         try:
             with Wire(settings) as wire:
@@ -190,7 +203,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
 
     # A job of a namespace
 
-    def _run_job(self, context: Context) -> dict[str, Any]:
+    def _run_job(self, context: Context) -> JobResult:
         from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
         hook = self._lance = LanceNamespaceHook(self.lance_conn_id)
@@ -204,8 +217,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
                 "A driver inside a standalone cluster cannot be handed its claim: Spark passes it neither files nor "
                 "variables before it starts. Use deploy mode `client` on this connection."
             )
-        job_id = self._running = self._job(context, hook)
-        if self._killed:  # while the request was on its way, and the job had no name yet
+        job_id = self._running = self.find_or_submit_job(context, hook)
+        if self._killed:  # the kill came before the job's id was known
             self.on_kill()
             raise AirflowException(f"The task was ended before the driver of job {job_id} was started.")
         context["ti"].xcom_push(key="job_id", value=job_id)
@@ -214,9 +227,9 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         ended: Exception | None = None
         claim = claim_job(hook, job_id, self.log)
         if claim is not None:
-            with self._handed_over(spark, hook, claim) as driver, Watch(hook, claim, self.log):
+            with self._hand_over(spark, hook, claim) as driver, ClaimKeeper(hook, claim, self.log):
                 ended = self._submit(context, driver)
-        job = look(hook, job_id)
+        job = poll_job(hook, job_id)
         if (isinstance(job, Job) and not job.state.terminal) or (ended is not None and not isinstance(job, Job)):
             raise AirflowException(
                 f"The driver of job {job_id} ended without a word; see its log above. The server gives the job back "
@@ -224,59 +237,49 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             )
         if not isinstance(job, Job):
             raise AirflowException(f"How job {job_id} ended cannot be told: {job or 'the server does not know it'}")
-        if ended is not None:  # the job's own words are better than an exit status
+        if ended is not None:  # the job's own failure says more than an exit status
             self.log.info("spark-submit says: %s", ended)
         if job.state is not JobState.DONE:
-            raise log_reason(self.log, job_failure(job_event(job), job_target(hook, job), link))
+            raise log_failure(self.log, job_failure(ended_event(job), job_target(hook, job), link))
         if self.operation is not None:
-            conclude(context)
+            mark_concluded(context)
         return job_result(job_id, job.job_type, job_table(hook, job), job.state.value, job.result)
 
-    def _job(self, context: Context, hook: LanceNamespaceHook) -> str:
-        """The given job, that of an earlier try, or a new one."""
+    def find_or_submit_job(self, context: Context, hook: LanceNamespaceHook) -> str:
+        """The id of the given job, of the job of an earlier try, or of a new job."""
         if self.operation is None:
             return read_job_id(self.job_id)
         rejoined = rejoin(context, hook, self.log)
         if rejoined is not None:
-            self.log.info("Rejoined job %s of an earlier try; it is %s.", rejoined.job_id, rejoined.state.value)
             return rejoined.job_id
-        request = mapping("request", self.request) or {}
+        request = as_mapping("request", self.request) or {}
         table_id = hook.parse_id(request.get("id") or "")
+        lease_seconds = read_configuration().job_lease_seconds
         entries = {
             **(request.get("context") or {}),
-            IDEMPOTENCY_KEY: idempotency_key(context, self.operation, table_id),
-            "lease-seconds": str(read_configuration().job_lease_seconds),
+            **submit_context(context, self.operation, table_id, lease_seconds),
         }
         fields = {**request, "id": table_id, "cluster": EXTERNAL, "context": entries}
-        ended: str | None = None
+        waited_for: str | None = None
         while True:
-            failure: AirflowException | None = None
             try:
                 answer = hook.call(self.operation, fields)
             except WireError as error:
-                other = job_in_the_way(hook, error)
-                if other is None:
-                    failure = task_error(error)
-                elif self.on_conflict == "fail":
-                    failure = conflict_failure(error, other, may_join=False)
-                elif other.job_id == ended:
-                    failure = wait_failure(error, other)
+                refused = error
             else:
-                job_id = self._running = str(answer["job_id"])  # from here on a kill knows what to cancel
-                remember(context, job_id)
+                job_id = self._running = str(answer["job_id"])  # from here on a kill cancels the job
+                save_job(context, job_id)
                 return job_id
-            if failure is not None:
-                raise log_reason(self.log, failure)
-            assert other is not None
+            other = find_job_to_follow(hook, refused, self.log, on_conflict=self.on_conflict, waited_for=waited_for)
             self.log.info("Job %s is in the way; waiting for its end before submitting.", other.job_id)
             event = wait_for_job(hook, other.job_id, self.log)
-            ended = other.job_id if event["state"] in TERMINAL_STATES else None
+            waited_for = other.job_id if event["state"] in TERMINAL_STATES else None
             if self._killed:
                 raise AirflowException("The task was ended while it waited for another job; it submitted none.")
 
     @contextlib.contextmanager
-    def _handed_over(self, spark: SparkSubmitHook, hook: LanceNamespaceHook, claim: Claim) -> Iterator[DriverInput]:
-        """What the claim's driver is given; the claim itself in a file or in a secret, for as long as this lasts."""
+    def _hand_over(self, spark: SparkSubmitHook, hook: LanceNamespaceHook, claim: DriverClaim) -> Iterator[DriverInput]:
+        """The input of the claim's driver. The file or secret with the claim exists only inside the context."""
         settings = hook.resolved.settings
         assert settings is not None
         arguments = [
@@ -299,7 +302,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
 
     # A spec
 
-    def _run_spec(self, context: Context) -> dict[str, Any]:
+    def _run_spec(self, context: Context) -> JobResult:
         spec = read_spec(self.spec)
         spark = self._get_hook()
         if spark._connection["deploy_mode"] == "cluster":
@@ -308,24 +311,23 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
                 "Spark connection, or let a namespace server keep the job: give `operation` and `request`."
             )
         options = read_storage_options(self.storage_conn_id) if self.storage_conn_id else {}
-        # The same for every try of this run: the engine finds what an earlier one left.
+        # The id is the same for every try of this run, so that the engine finds the checkpoints of an earlier try.
         job_id = f"spec-{idempotency_key(context, spec.job_type, [spec.location])[:32]}"
         context["ti"].xcom_push(key="job_id", value=job_id)
-        with spec_run(spec, job_id, context["ti"].try_number, options) as run:
+        with open_spec_run(spec, job_id, context["ti"].try_number, options) as run:
             ended = self._submit(context, DriverInput(run.arguments, {**_environment(spark), **run.variables}))
             job = run.answer()
         if job is None:
             raise AirflowException(f"The driver of job {job_id} ended without a word; see its log above. {ended or ''}")
         if job.state is not JobState.DONE:
-            column = spec.request.get("column")
-            about = describe_target(spec.table_id, column if isinstance(column, str) else None)
-            raise log_reason(self.log, job_failure(job_event(job), about))
+            target = describe_target(join_id(spec.table_id), spec.request.get("column"))
+            raise log_failure(self.log, job_failure(ended_event(job), target))
         return job_result(job_id, spec.job_type, spec.table_id, job.state.value, job.result)
 
     # Both
 
     def _submit(self, context: Context, driver: DriverInput) -> Exception | None:
-        """Run ``spark-submit`` to its end; returns how it failed, because the job may know better."""
+        """Run ``spark-submit`` to its end. Its error is returned, because the job's own failure may say more."""
         self.application = self.application or application_path()
         self._read_line = _link_pusher(context)
         self._driver, self._hook = driver, None
@@ -340,13 +342,13 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
     def _get_hook(self) -> SparkSubmitHook:
         try:
             configured = super()._get_hook()
-        except NameError:  # SparkSubmitHook does not check before it uses what it could not import
+        except NameError:  # SparkSubmitHook uses the Kubernetes client without checking that it could import it
             raise AirflowFailException(f"Spark on Kubernetes needs Airflow's Kubernetes provider. {INSTALL}") from None
         return configured if self._driver is None else LanceSparkSubmitHook(configured, self._driver, self._read_line)
 
 
 def _link_pusher(context: Context) -> Callable[[str], None]:
-    """Reads the driver's lines; the first that tells where Spark's UI is becomes the task's button."""
+    """A function that reads the driver's lines and pushes the address of Spark's UI, once a line has it."""
     found = False
 
     def read(line: str) -> None:
@@ -359,9 +361,9 @@ def _link_pusher(context: Context) -> Callable[[str], None]:
 
 
 def _environment(spark: SparkSubmitHook) -> dict[str, str]:
-    """For ``spark-submit`` on this machine: Java and Spark where there are none, and for a driver this very Python."""
-    from airflow_provider_lance.engine.java import JavaNotFoundError, java_environment
-    from airflow_provider_lance.engine.session import loopback_environment
+    """The variables of ``spark-submit`` on this machine: where Java, Spark and a driver's Python are."""
+    from airflow_provider_lance.engine.spark.java_home import JavaNotFoundError, java_environment
+    from airflow_provider_lance.engine.spark.session import loopback_environment
 
     binary = spark._connection["spark_binary"] or "spark-submit"
     found: dict[str, str] = {}
@@ -373,7 +375,7 @@ def _environment(spark: SparkSubmitHook) -> dict[str, str]:
         found["PATH"] = os.pathsep.join([beside, found.get("PATH") or os.environ.get("PATH", "")])
     if spark._connection["deploy_mode"] == "cluster":
         return found
-    # Executors of YARN and Kubernetes have a Python of their own.
+    # The executors of YARN and Kubernetes have a Python of their own.
     for name in ("PYSPARK_DRIVER_PYTHON", *(() if spark._is_yarn or spark._is_kubernetes else ("PYSPARK_PYTHON",))):
         if name not in os.environ:
             found[name] = sys.executable

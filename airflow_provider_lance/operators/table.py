@@ -1,168 +1,168 @@
-"""Tables: create empty, create with data, add columns, create a version, drop."""
+"""Operators that create a table, with or without data, and that drop one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_provider_lance.api.errors import CONFLICT, WireError
-from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.api.job_words import IF_EXISTS
+from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceBaseOperator, choice, log_reason, task_error
-from airflow_provider_lance.operators.rendered import given, mapping, whole_number
+from airflow_provider_lance.operators.base import LanceTableOperator
+from airflow_provider_lance.tasks.errors import log_failure
+from airflow_provider_lance.tasks.operator_arguments import TableArguments
+from airflow_provider_lance.tasks.templating import as_mapping, choice, none_if_blank
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_lance.operators.arrow import RowCount
-    from airflow_provider_lance.operators.udf import UdfColumn
+    from airflow_provider_lance.api.arrow import ArrowData
+    from airflow_provider_lance.api.plain_data import JsonObject
+    from airflow_provider_lance.tasks.row_source import RowCount
 
-_NO_TABLE, _TABLE_EXISTS = 4, 5
-_CANNOT_REPLACE = (
-    "A server that cannot replace rules knows no if_exists='replace': there, drop the column and declare it again."
-)
-
-
-class _TableOperator(LanceBaseOperator):
-    """An operator about one table."""
-
-    template_fields: Sequence[str] = (*LanceBaseOperator.template_fields, "table_id")
-
-    def __init__(self, *, table_id: Identifier, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.table_id = table_id
+IfEmptyTableExists = Literal["fail", "skip"]
+IfTableExists = Literal["fail", "skip", "overwrite"]
+IfTableMissing = Literal["fail", "skip"]
 
 
-class LanceCreateEmptyTableOperator(_TableOperator):
+class LanceCreateEmptyTableOperator(LanceTableOperator):
     """Record a table without data (``CreateEmptyTable``; ``DeclareTable`` where a server knows only that).
 
-    :param table_id: the table. (templated)
-    :param location: where it shall be stored; the namespace chooses by default. (templated)
-    :param properties: the namespace's properties for it. (templated)
-    :param if_exists: for a table that is there: ``fail``, or ``skip`` the creation and succeed; a ``location`` other
-        than the table's fails then, with both.
-    :return: ``{"table_id", "location", "created"}``.
+    The guide is ``docs/operators/create_empty_table.md``.
+
+    :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    :param location: The place where the table is stored. By default the namespace chooses it. (templated)
+    :param properties: The properties that the namespace keeps for the table. (templated)
+    :param if_exists: What happens if the table exists. ``fail`` fails the task. ``skip`` succeeds, and fails if
+        ``location`` is given and the table is stored elsewhere.
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: A dict with ``table_id`` and ``created``, and with ``location``, ``properties`` and ``version`` where the
+        namespace tells them.
     """
 
-    template_fields: Sequence[str] = (*_TableOperator.template_fields, "location", "properties")
+    template_fields: Sequence[str] = (*LanceTableOperator.template_fields, "location", "properties")
 
     def __init__(
         self,
         *,
         location: str | None = None,
-        properties: dict[str, str] | None = None,
-        if_exists: Literal["fail", "skip"] = "fail",
-        **kwargs: Any,
+        properties: Mapping[str, str] | str | None = None,
+        if_exists: IfEmptyTableExists = "fail",
+        **kwargs: Unpack[TableArguments],
     ) -> None:
         super().__init__(**kwargs)
-        choice("if_exists", if_exists, "fail", "skip")
         self.location = location
         self.properties = properties
-        self.if_exists = if_exists
+        self.if_exists = choice("if_exists", if_exists, IfEmptyTableExists)
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        table_id = self.parse_id(self.table_id)
-        answer = self.call(
+    def execute(self, context: Context) -> JsonObject:
+        table_id, location = self.parse_id(self.table_id), none_if_blank(self.location)
+        answer = self.call_tolerant(
             "create_empty_table",
-            {"id": table_id, "location": given(self.location), "properties": mapping("properties", self.properties)},
-            tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
+            {"id": table_id, "location": location, "properties": as_mapping("properties", self.properties)},
+            tolerate=(ErrorCode.TABLE_ALREADY_EXISTS,) if self.if_exists == "skip" else (),
         )
         created = answer is not None
-        name = "$".join(table_id)
+        name = self.hook.join_id(table_id)
         if answer is not None:
             self.log.info("Declared table %s at %s.", name, answer.get("location") or "a place the server did not tell")
         else:
-            answer = self.answer("describe_table", {"id": table_id, **WITH_VERSION})
-            there, wanted = _path(answer.get("location")), _path(given(self.location))
+            answer = self.describe(table_id)
+            there, wanted = _path(answer.get("location")), _path(location)
             if wanted and there and wanted != there:
                 failed = AirflowFailException(f"The table {name} is there already, at {there}, not at {wanted}.")
-                raise log_reason(self.log, failed)
+                raise log_failure(self.log, failed)
             self.log.info("The table %s is there already, at %s (if_exists=skip).", name, there)
         self.publish(context, table_id, version=answer.get("version"))
-        return {"table_id": table_id, "created": created, **_kept(answer, "location", "properties", "version")}
+        return {"table_id": table_id, "created": created, **_known(answer, "location", "properties", "version")}
 
 
-class LanceCreateTableOperator(_TableOperator):
-    """Create a table from a schema or from data (``CreateTable``).
+class LanceCreateTableOperator(LanceTableOperator):
+    """Create a table from a schema or from data (``CreateTable``). Give exactly one of ``schema``, ``data``, ``path``.
 
-    Give exactly one of ``schema``, ``data`` and ``path``.
+    The guide is ``docs/operators/create_table.md``.
 
-    :param table_id: the table. (templated)
-    :param schema: column names and Arrow types, such as ``{"id": "int64", "embedding": "float32[384]"}``. (templated)
-    :param data: a function that returns a pyarrow table, a batch reader or a pandas data frame; called on the worker,
-        so that parsing the DAG imports none of them. Arrow data itself works too.
-    :param path: a file or folder of Parquet, CSV, JSON, Arrow or Lance data that the worker can read. (templated)
-    :param file_format: of ``path``; by its ending when ``None``.
-    :param properties: the namespace's properties for the table.
-    :param if_exists: for a table that is there: ``fail``; ``skip`` the creation and succeed, or fail with both types
-        where a column of ``schema`` is missing or of another type (``data`` and ``path`` are not compared); or
-        ``overwrite`` the table with a new version.
-    :return: ``{"table_id", "version", "location", "created"}``.
+    :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    :param schema: The column names and their Arrow types, such as ``{"id": "int64", "embedding": "float32[384]"}``.
+        (templated)
+    :param data: A function that returns a pyarrow table, a batch reader or a pandas data frame. It is called on the
+        worker, so that parsing the DAG imports none of them. Arrow data itself is accepted, too.
+    :param path: A file or folder of Parquet, CSV, JSON, Arrow or Lance data that the worker can read. (templated)
+    :param file_format: The format of ``path``. By default it follows from the path's ending.
+    :param properties: The properties that the namespace keeps for the table. (templated)
+    :param if_exists: What happens if the table exists. ``fail`` fails the task. ``skip`` succeeds, and fails if a
+        column of ``schema`` is missing or has another type; ``data`` and ``path`` are not compared. ``overwrite``
+        writes a new version of the table.
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: A dict with ``table_id`` and ``created``, and with ``version`` and ``location`` where the namespace tells
+        them.
     """
 
-    template_fields: Sequence[str] = (*_TableOperator.template_fields, "schema", "path", "properties")
+    template_fields: Sequence[str] = (*LanceTableOperator.template_fields, "schema", "path", "properties")
 
     def __init__(
         self,
         *,
-        schema: Mapping[str, str] | None = None,
-        data: Callable[[], Any] | Any = None,
+        schema: Mapping[str, str] | str | None = None,
+        data: Callable[[], object] | object | None = None,
         path: str | None = None,
         file_format: str | None = None,
-        properties: dict[str, str] | None = None,
-        if_exists: Literal["fail", "skip", "overwrite"] = "fail",
-        **kwargs: Any,
+        properties: Mapping[str, str] | str | None = None,
+        if_exists: IfTableExists = "fail",
+        **kwargs: Unpack[TableArguments],
     ) -> None:
         super().__init__(**kwargs)
         if sum(source is not None for source in (schema, data, path)) != 1:
             raise ValueError("Give exactly one of `schema`, `data` and `path`.")
-        choice("if_exists", if_exists, "fail", "skip", "overwrite")
         self.schema = schema
         self.data = data
         self.path = path
         self.file_format = file_format
         self.properties = properties
-        self.if_exists = if_exists
+        self.if_exists = choice("if_exists", if_exists, IfTableExists)
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> JsonObject:
         table_id = self.parse_id(self.table_id)
         if self.if_exists == "skip":
-            described = self.call("describe_table", {"id": table_id, **WITH_VERSION}, tolerate=(_NO_TABLE,)) or {}
-            if described.get("version") is not None:  # one that was only declared may still be created
-                return self._there(context, table_id, described)
+            described = self.call_tolerant(
+                "describe_table", {"id": table_id, **WITH_VERSION}, tolerate=(ErrorCode.TABLE_NOT_FOUND,)
+            )
+            # A table without a version was only declared and can still be created.
+            if described is not None and described.get("version") is not None:
+                return self._skip(context, table_id, described)
         mode = "overwrite" if self.if_exists == "overwrite" else "create"
-        data, count = self._arrow()
-        answer = self.call(
+        data, count = self._counted_data()
+        answer = self.call_tolerant(
             "create_table",
-            {"id": table_id, "mode": mode, "properties": mapping("properties", self.properties)},
+            {"id": table_id, "mode": mode, "properties": as_mapping("properties", self.properties)},
             data,
-            tolerate=(_TABLE_EXISTS,) if self.if_exists == "skip" else (),
+            tolerate=(ErrorCode.TABLE_ALREADY_EXISTS,) if self.if_exists == "skip" else (),
         )
-        if answer is None:  # somebody was faster
-            return self._there(context, table_id, self.answer("describe_table", {"id": table_id, **WITH_VERSION}))
+        if answer is None:  # another task created it in the meantime
+            return self._skip(context, table_id, self.describe(table_id))
         rows = "rows that were not counted" if count.rows is None else f"{count.rows:,} rows"
         done = "Wrote" if mode == "overwrite" else "Created"
-        self.log.info("%s table %s with %s, version %s.", done, "$".join(table_id), rows, answer.get("version"))
-        self.publish(context, table_id, version=answer.get("version"))
-        return {"table_id": table_id, "created": True, **_kept(answer, "version", "location")}
+        version = answer.get("version")
+        self.log.info("%s table %s with %s, version %s.", done, self.hook.join_id(table_id), rows, version)
+        self.publish(context, table_id, version=version)
+        return {"table_id": table_id, "created": True, **_known(answer, "version", "location")}
 
-    def _there(self, context: Context, table_id: list[str], described: Mapping[str, Any]) -> dict[str, Any]:
+    def _skip(self, context: Context, table_id: list[str], described: JsonObject) -> JsonObject:
         if self.schema is not None:
             self._check_schema(table_id, described)
-        self.log.info(
-            "The table %s is there already, at version %s (if_exists=skip).",
-            "$".join(table_id),
-            described.get("version"),
-        )
-        self.publish(context, table_id, version=described.get("version"))
-        return {"table_id": table_id, "created": False, **_kept(described, "version", "location")}
+        version = described.get("version")
+        name = self.hook.join_id(table_id)
+        self.log.info("The table %s is there already, at version %s (if_exists=skip).", name, version)
+        self.publish(context, table_id, version=version)
+        return {"table_id": table_id, "created": False, **_known(described, "version", "location")}
 
-    def _check_schema(self, table_id: list[str], described: Mapping[str, Any]) -> None:
-        """Fail where a declared column is missing or of another type; the table may have got columns since."""
-        from airflow_provider_lance.operators.arrow import arrow_schema
+    def _check_schema(self, table_id: list[str], described: JsonObject) -> None:
+        """Fail where a declared column is missing or has another type. The table may have more columns."""
+        from airflow_provider_lance.definitions.arrow_types import arrow_schema
 
         fields = (described.get("schema") or {}).get("fields")
         if not fields:
@@ -170,7 +170,7 @@ class LanceCreateTableOperator(_TableOperator):
             return
         there = {str(field.get("name")): _arrow_type(field) for field in fields}
         differing = []
-        for field in arrow_schema(mapping("schema", self.schema) or {}):
+        for field in arrow_schema(as_mapping("schema", self.schema) or {}):
             if field.name not in there:
                 differing.append(f"{field.name} is not there")
             elif there[field.name] is None:
@@ -179,317 +179,65 @@ class LanceCreateTableOperator(_TableOperator):
                 differing.append(f"{field.name} is {there[field.name]} there and {field.type} here")
         if differing:
             failed = AirflowFailException(
-                f"The table {'$'.join(table_id)} is there already, with another schema: {'; '.join(differing)}. "
-                "if_exists='overwrite' makes it anew, without its rows."
+                f"The table {self.hook.join_id(table_id)} is there already, with another schema: "
+                f"{'; '.join(differing)}. if_exists='overwrite' makes it anew, without its rows."
             )
-            raise log_reason(self.log, failed)
+            raise log_failure(self.log, failed)
 
-    def _arrow(self) -> tuple[Any, RowCount]:
-        from airflow_provider_lance.operators.arrow import RowCount
+    def _counted_data(self) -> tuple[ArrowData, RowCount]:
+        from airflow_provider_lance.definitions.arrow_types import arrow_schema
+        from airflow_provider_lance.tasks.row_source import RowCount, RowSource, empty_batch
 
         count = RowCount()
-        return count.of(self._read()), count
-
-    def _read(self) -> Any:
-        from airflow_provider_lance.operators.arrow import arrow_schema, empty_batch, read_path
-
         try:
             if self.schema is not None:
-                # One batch without rows: pylance's server takes a stream without any for missing data.
-                return empty_batch(arrow_schema(mapping("schema", self.schema) or {}))
-            if self.path is not None:
-                return read_path(self.path, self.file_format)
+                return count.counted(empty_batch(arrow_schema(as_mapping("schema", self.schema) or {}))), count
+            return count.counted(RowSource(self.data, self.path, self.file_format).read()), count
         except (ValueError, OSError) as error:
             raise AirflowFailException(str(error)) from None
-        data = self.data() if callable(self.data) else self.data
-        if type(data).__module__.partition(".")[0] == "pandas":
-            import pyarrow as pa
-
-            return pa.Table.from_pandas(data, preserve_index=False)  # its own Arrow stream has the index in it
-        return data
 
 
-class LanceAddColumnsOperator(_TableOperator):
-    """Add columns to a table (``AlterTableAddColumns``).
-
-    :param table_id: the table. (templated)
-    :param expressions: name → SQL expression; the values are written now. (templated)
-    :param computed: name → SQL expression; the rule is declared, a backfill computes the values. (templated)
-    :param virtual: name → a :class:`~airflow_provider_lance.operators.udf.UdfColumn`, or the request's own entry
-        (``input_columns``, ``outputs``, ``udf`` …), for Python functions; a backfill computes the values. (templated)
-    :param branch: of the table. (templated)
-    :param if_exists: for columns that are there already: ``fail``; ``skip`` those whose rule is equal, and fail with
-        both texts for a different one; or ``replace`` a different rule. After that all values of the column are
-        outdated: readers see the old ones until the next backfill. ``expressions`` are not kept with the table, so they
-        are neither compared nor replaced.
-    :return: ``{"table_id", "version", "added", "replaced"}``.
-    """
-
-    template_fields: Sequence[str] = (*_TableOperator.template_fields, "expressions", "computed", "virtual", "branch")
-
-    def __init__(
-        self,
-        *,
-        expressions: Mapping[str, str] | None = None,
-        computed: Mapping[str, str] | None = None,
-        virtual: Mapping[str, UdfColumn | Mapping[str, Any]] | None = None,
-        branch: str | None = None,
-        if_exists: Literal["fail", "skip", "replace"] = "fail",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        choice("if_exists", if_exists, "fail", "skip", "replace")
-        if not (expressions or computed or virtual):
-            raise ValueError("Give at least one column in `expressions`, `computed` or `virtual`.")
-        self.expressions = expressions
-        self.computed = computed
-        self.virtual = virtual
-        self.branch = branch
-        self.if_exists = if_exists
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_provider_lance.operators.udf import UdfColumn
-
-        table_id, branch = self.parse_id(self.table_id), given(self.branch)
-        columns: list[dict[str, Any]] = [
-            {"name": name, kind: rule.entry(name) if isinstance(rule, UdfColumn) else rule}
-            for kind, rules in (
-                ("expression", self.expressions),
-                ("computed", self.computed),
-                ("virtual_column", self.virtual),
-            )
-            for name, rule in (mapping(kind, rules) or {}).items()
-        ]
-        if self.if_exists == "fail":
-            answer = self.answer("alter_table_add_columns", {"id": table_id, "new_columns": columns, "branch": branch})
-            added = [column["name"] for column in columns]
-            self.log.info(
-                "Added %s to table %s, version %s.", ", ".join(added), "$".join(table_id), answer.get("version")
-            )
-            self.publish(context, table_id, version=answer.get("version"))
-            return {"table_id": table_id, "added": added, "replaced": [], **_kept(answer, "version")}
-        return self._declare(context, {"id": table_id, "branch": branch}, columns)
-
-    def _declare(self, context: Context, table: dict[str, Any], columns: list[dict[str, Any]]) -> dict[str, Any]:
-        """Add what is missing, leave what is equal, and replace what is different or fail with it."""
-        from airflow_provider_lance.engine.declarations import declared_columns
-
-        described, there = self._rules(table)
-        new, different = [], []
-        for column in columns:
-            names = declared_columns(column)
-            if not any(name in there for name in names):
-                new.append(column)
-            elif problems := self._differences(there, column, names):
-                different.append((column, problems))
-            else:
-                self.log.info("Column %s is there already, with an equal rule (if_exists=%s).", names, self.if_exists)
-        if different and self.if_exists == "skip":
-            told = " ".join(f"Column {column['name']!r}: {problems}." for column, problems in different)
-            failed = AirflowFailException(
-                f"The table {'$'.join(table['id'])} has columns of these names with other rules. {told} "
-                "if_exists='replace' changes them."
-            )
-            raise log_reason(self.log, failed)
-        for column, problems in different:
-            if "expression" in column:
-                raise AirflowFailException(
-                    f"Column {column['name']!r}: {problems}. The values of an expression are written once, so there is "
-                    "no rule to replace: declare it in `computed`, or drop the column first."
-                )
-            self.log.info("Replacing the rule of column %s: %s.", column["name"], problems)
-        result = {
-            "table_id": table["id"],
-            "added": [column["name"] for column in new],
-            "replaced": [column["name"] for column, _ in different],
-        }
-        sent = [*new, *(column for column, _ in different)]
-        if not sent:
-            return {**result, **_kept(described, "version")}
-        fields = {**table, "new_columns": sent}
-        if different:
-            fields["context"] = {IF_EXISTS: "replace"}
-        failure: AirflowException | None = None
-        try:
-            answer = self.hook.call("alter_table_add_columns", fields)
-        except WireError as error:
-            failure = task_error(error)
-            if different and error.code != CONFLICT:
-                failure = type(failure)(f"{error} {_CANNOT_REPLACE}")
-        if failure is not None:
-            raise log_reason(self.log, failure)
-        if different:
-            _, there = self._rules(table)
-            if any(self._differences(there, column, declared_columns(column)) for column, _ in different):
-                raise log_reason(
-                    self.log,
-                    AirflowFailException(f"The server accepted the request and kept the old rules. {_CANNOT_REPLACE}"),
-                )
-        done = [f"added {', '.join(result['added'])}"] if new else []
-        done += [f"replaced the rule of {', '.join(result['replaced'])}"] if different else []
-        self.log.info("Table %s: %s, version %s.", "$".join(table["id"]), " and ".join(done), answer.get("version"))
-        self.publish(context, table["id"], version=answer.get("version"))
-        return {**result, **_kept(answer, "version")}
-
-    def _rules(self, table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-        """The table as it is described, and the metadata of its columns, which holds their rules."""
-        described = self.answer("describe_table", {**table, **WITH_VERSION})
-        fields = (described.get("schema") or {}).get("fields") or []
-        return described, {field["name"]: field.get("metadata") or {} for field in fields}
-
-    def _differences(self, there: dict[str, dict[str, str]], column: dict[str, Any], names: list[str]) -> str:
-        """In what the declaration differs from the table's rules, as words; empty where they are equal."""
-        from airflow_provider_lance.engine.declarations import rule_differences
-
-        found = [f"its output {name!r} is missing" for name in names if name not in there]
-        for name in names:
-            if name in there:
-                found += [str(one) for one in rule_differences(there[name], column)]
-        if not found and "expression" in column:
-            self.log.info("The table does not keep the expression of column %s: it was not compared.", column["name"])
-        return "; ".join(dict.fromkeys(found))
-
-
-class LanceCreateTableVersionOperator(_TableOperator):
-    """Make a staged manifest the table's next version, if that version does not exist yet (``CreateTableVersion``).
-
-    Lance itself does this on every commit to a table with managed versions. This operator is for a manifest that was
-    staged earlier, to be published later (after a check, or together with other tables); see
-    :func:`airflow_provider_lance.operators.staging.stage_version` for a way to stage one in a task.
-
-    :param table_id: the table. (templated)
-    :param version: the version to create. (templated)
-    :param manifest_path: of the staged manifest, an object-store path inside the table. (templated)
-    :param manifest_size: in bytes. (templated)
-    :param e_tag: of the manifest. (templated)
-    :param metadata: of the version. (templated)
-    :param naming_scheme: of manifests, ``V1`` or ``V2``.
-    :param branch: of the table. (templated)
-    :param staged: a dict with any of these fields, as ``stage_version`` returns it; the arguments win. (templated)
-    :param if_exists: for a version that is there already: ``fail``; ``skip`` (succeed if its manifest is this one, by
-        its ``e_tag``, and fail otherwise); or ``skip_task``: end as skipped, because another commit came first.
-    :return: ``{"table_id", "version", "manifest_path", …}``.
-    """
-
-    template_fields: Sequence[str] = (
-        *_TableOperator.template_fields,
-        "version",
-        "manifest_path",
-        "manifest_size",
-        "e_tag",
-        "metadata",
-        "branch",
-        "staged",
-    )
-    _FIELDS = ("version", "manifest_path", "manifest_size", "e_tag", "metadata", "naming_scheme", "branch")
-
-    def __init__(
-        self,
-        *,
-        version: int | str | None = None,
-        manifest_path: str | None = None,
-        manifest_size: int | str | None = None,
-        e_tag: str | None = None,
-        metadata: dict[str, str] | None = None,
-        naming_scheme: str | None = None,
-        branch: str | None = None,
-        staged: Mapping[str, Any] | None = None,
-        if_exists: Literal["fail", "skip", "skip_task"] = "fail",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        choice("if_exists", if_exists, "fail", "skip", "skip_task")
-        if staged is None and (version is None or manifest_path is None):
-            raise ValueError("Give `version` and `manifest_path`, or `staged`.")
-        self.version = version
-        self.manifest_path = manifest_path
-        self.manifest_size = manifest_size
-        self.e_tag = e_tag
-        self.metadata = metadata
-        self.naming_scheme = naming_scheme
-        self.branch = branch
-        self.staged = staged
-        self.if_exists = if_exists
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        table_id = self.parse_id(self.table_id)
-        staged = mapping("staged", self.staged) or {}
-        fields: dict[str, Any] = {}
-        for name in self._FIELDS:
-            value = given(getattr(self, name))
-            value = staged.get(name) if value is None else value
-            if value is not None:
-                fields[name] = whole_number(name, value) if name in {"version", "manifest_size"} else value
-        for name in ("version", "manifest_path"):
-            if name not in fields:
-                raise AirflowFailException(f"There is no `{name}` to create a version from.")
-        answer: dict[str, Any] = {}
-        failure: AirflowException | None = None
-        skips = False
-        try:
-            answer = self.hook.call("create_table_version", {"id": table_id, **fields})
-        except WireError as error:
-            failure = task_error(error)
-            skips = self.if_exists != "fail" and error.conflict
-        if failure is not None:
-            # A number beyond the next one is a conflict too, and there is no such version.
-            at = {"id": table_id, "branch": fields.get("branch")}
-            newest = self.answer("describe_table", {**at, **WITH_VERSION}).get("version") if skips else None
-            if newest is None or int(newest) < fields["version"]:
-                raise log_reason(self.log, failure)
-            if self.if_exists == "skip_task":
-                raise AirflowSkipException(f"Version {fields['version']} of {'$'.join(table_id)} is there already.")
-            found = self.answer("describe_table_version", {**at, "version": fields["version"]}).get("version") or {}
-            if not fields.get("e_tag") or found.get("e_tag") != fields["e_tag"]:
-                failed = AirflowFailException(
-                    f"{failure} Its manifest has e_tag {found.get('e_tag')}, this one {fields.get('e_tag')}: they are "
-                    "not known to be the same. if_exists='skip_task' ends the task as skipped then."
-                )
-                raise log_reason(self.log, failed)
-            self.log.info("Version %s is there already, with this manifest (if_exists=skip).", fields["version"])
-            answer = {"version": found}
-        created = answer.get("version")
-        described = created if isinstance(created, dict) else {"version": created}
-        result = {"table_id": table_id, **{key: value for key, value in described.items() if value is not None}}
-        self.log.info("Created version %s of table %s.", result.get("version"), "$".join(table_id))
-        self.publish(context, table_id, version=result.get("version"))
-        return result
-
-
-class LanceDropTableOperator(_TableOperator):
+class LanceDropTableOperator(LanceTableOperator):
     """Drop a table and its data (``DropTable``).
 
-    :param table_id: the table. (templated)
-    :param if_missing: ``fail``, or ``skip`` the drop and succeed.
-    :return: ``{"table_id", "dropped"}``.
+    The guide is ``docs/operators/drop_table.md``.
+
+    :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
+        (templated)
+    :param if_missing: What happens if there is no such table. ``fail`` fails the task, and ``skip`` succeeds.
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: A dict with ``table_id`` and ``dropped``.
     """
 
-    def __init__(self, *, if_missing: Literal["fail", "skip"] = "fail", **kwargs: Any) -> None:
+    def __init__(self, *, if_missing: IfTableMissing = "fail", **kwargs: Unpack[TableArguments]) -> None:
         super().__init__(**kwargs)
-        choice("if_missing", if_missing, "fail", "skip")
-        self.if_missing = if_missing
+        self.if_missing = choice("if_missing", if_missing, IfTableMissing)
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> JsonObject:
         table_id = self.parse_id(self.table_id)
-        answer = self.call("drop_table", {"id": table_id}, tolerate=(_NO_TABLE,) if self.if_missing == "skip" else ())
+        tolerate = (ErrorCode.TABLE_NOT_FOUND,) if self.if_missing == "skip" else ()
+        answer = self.call_tolerant("drop_table", {"id": table_id}, tolerate=tolerate)
         done = "Dropped table %s." if answer is not None else "There is no table %s to drop (if_missing=skip)."
-        self.log.info(done, "$".join(table_id))
+        self.log.info(done, self.hook.join_id(table_id))
+        self.publish(context, table_id, dropped=answer is not None)
         return {"table_id": table_id, "dropped": answer is not None}
 
 
-def _arrow_type(field: Mapping[str, Any]) -> Any:
-    """A described field's type; ``None`` where a server has a word of its own for it (pylance's says ``utf8``)."""
+def _arrow_type(field: JsonObject) -> pa.DataType | None:
+    """The type of a described field; ``None`` for a type name that Lance does not know, such as pylance's ``utf8``."""
     from lance.schema import json_to_schema
 
     try:
-        return json_to_schema({"fields": [{**field, "metadata": {}}]}).field(0).type
+        found: pa.DataType = json_to_schema({"fields": [{**field, "metadata": {}}]}).field(0).type
     except (TypeError, ValueError, OSError):
         return None
+    return found
 
 
 def _path(location: str | None) -> str:
     return (location or "").strip().removeprefix("file://").rstrip("/")
 
 
-def _kept(answer: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _known(answer: JsonObject, *names: str) -> JsonObject:
+    """The fields of these names that the answer has."""
     return {name: answer[name] for name in names if answer.get(name) is not None}

@@ -1,66 +1,75 @@
-"""``LanceJobSensor``: waits for a job that somebody else started."""
+"""``LanceJobSensor``: waits for a job."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from airflow.providers.common.compat.sdk import PokeReturnValue
 
-from airflow_provider_lance.api.job_words import JobState
+from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
-from airflow_provider_lance.operators.base import log_reason
-from airflow_provider_lance.operators.rendered import literal
-from airflow_provider_lance.operators.result import (
+from airflow_provider_lance.sensors.base import LanceBaseSensor
+from airflow_provider_lance.tasks.errors import log_failure
+from airflow_provider_lance.tasks.job_follower import JobFollower, poll_job, recheck_timeout
+from airflow_provider_lance.tasks.job_outcome import (
+    TIMEOUT,
+    JobEvent,
+    JobResult,
     job_failure,
     job_result,
     job_table,
     job_target,
-    look,
-    needed_no_job,
-    read_job_id,
-    settled,
 )
-from airflow_provider_lance.sensors.base import LanceBaseSensor
-from airflow_provider_lance.triggers.outcome import TIMEOUT, Event, Follower
+from airflow_provider_lance.tasks.operator_arguments import SensorArguments
+from airflow_provider_lance.tasks.templating import parse_literal, read_job_id, read_result_without_job
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_provider_lance.tasks.templating import TaskOutput
+
 
 class LanceJobSensor(LanceBaseSensor):
-    """Succeeds when a job is done, with the same dict a job operator returns; fails with the job.
+    """Wait for a job that another task started. The sensor succeeds or fails with the job.
 
-    It looks on only: ending the sensor does not end the job.
+    Ending the sensor does not end the job. The guide is ``docs/sensors/job.md``.
 
-    :param job_id: the job, or the dict a job operator returned. (templated)
+    :param job_id: The job's id, or the dict that a job operator returned. (templated)
+    :param deferrable: Whether the sensor waits in the triggerer instead of on a worker. The default is ``[operators]
+        default_deferrable`` of Airflow's configuration. A namespace without a server is poked on the worker.
+    :param poke_interval: The seconds between two polls. By default a deferred sensor polls every ``[lance]
+        poll_interval`` seconds, and a sensor on a worker every minute.
+    :param lance_conn_id: The id of the namespace's connection. (templated)
+    :return: The dict that a job operator returns.
     """
 
     template_fields: Sequence[str] = (*LanceBaseSensor.template_fields, "job_id")
     operator_extra_links = (LanceJobLink(),)
 
-    def __init__(self, *, job_id: str | Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *, job_id: str | TaskOutput, **kwargs: Unpack[SensorArguments]) -> None:
         super().__init__(**kwargs)
         self.job_id = job_id
-        self._follower: Follower | None = None
+        self._follower: JobFollower | None = None
         self._link: str | None = None
 
-    def execute(self, context: Context) -> Any:
-        if (answer := needed_no_job(self.job_id)) is not None:
+    def execute(self, context: Context) -> object:
+        if (answer := read_result_without_job(self.job_id)) is not None:
             self.log.info("There is no job to wait for: %s", answer)
             return answer
         job_id = read_job_id(self.job_id)
-        if not self.defers:
+        if not self.can_defer:
             return super().execute(context)
-        deadline = self.deadline  # before the first look, which may take long
-        if found := self.first_look(context):
+        deadline = self.deadline  # taken before the first poke, which may take long
+        found = self.poke_before_deferring(context)
+        if isinstance(found, PokeReturnValue):
             return found.xcom_value
         from airflow_provider_lance.triggers.job import LanceJobTrigger
 
-        self.wait_for(
+        self.defer_to(
             LanceJobTrigger(
                 job_id=job_id,
                 lance_conn_id=self.lance_conn_id,
@@ -73,41 +82,45 @@ class LanceJobSensor(LanceBaseSensor):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         job_id = read_job_id(self.job_id)
         if self._follower is None:
-            self._follower = Follower(job_id, errors=read_configuration().poll_errors, log=self.log)
-        seen = look(self.hook, job_id)
-        if self._link is None:  # once: where the page is may be the server's to say
-            self._link = self.hook.resolved.link(job_id, seen.page if isinstance(seen, Job) else None)
+            self._follower = JobFollower(job_id, errors=read_configuration().poll_errors, log=self.log)
+        polled = poll_job(self.hook, job_id)
+        if self._link is None:
+            self._link = self.hook.resolved.link(job_id, polled.page if isinstance(polled, Job) else None)
             LanceJobLink().push(context, self._link)
-        event = self._follower.see(seen)
-        while seen is None and event is None and self.reschedule and not self.defers:
-            # The next poke is another process, which would count absences anew: settle it in this one.
+        event = self._follower.observe(polled)
+        while polled is None and event is None and self.reschedule and not self.can_defer:
+            # A rescheduled poke runs in another process, which would count absences anew. So they are counted here.
             time.sleep(read_configuration().poll_interval)
-            seen = look(self.hook, job_id)
-            event = self._follower.see(seen)
+            polled = poll_job(self.hook, job_id)
+            event = self._follower.observe(polled)
         if event is None:
             return False
-        return PokeReturnValue(True, self._end(event, seen if isinstance(seen, Job) else None))
+        return PokeReturnValue(True, self._finish(event, polled if isinstance(polled, Job) else None))
 
-    def failed_look(self) -> str | None:
-        return self._follower.failed_look if self._follower is not None else None
+    def last_error(self) -> str | None:
+        return self._follower.last_error if self._follower is not None else None
 
-    def execute_complete(self, context: Context, event: Event) -> dict[str, Any]:
-        """Where a deferred sensor goes on."""
+    def execute_complete(self, context: Context, event: JobEvent) -> object:
+        """Continue a sensor that was deferred."""
         if event["job_id"] != read_job_id(self.job_id):
             return self.wait_again(context, f"job {event['job_id']}")
-        event = settled(self.hook, event)
+        event = recheck_timeout(self.hook, event)
         if event["state"] == TIMEOUT:
             raise self.timed_out((event.get("failure") or {}).get("message"))
-        seen = look(self.hook, event["job_id"])  # the event is small: what kind of job it was is asked for once more
-        return self._end(event, seen if isinstance(seen, Job) else None)
+        # The event does not have the job's type and table, so the server is asked once more.
+        polled = poll_job(self.hook, event["job_id"])
+        return self._finish(event, polled if isinstance(polled, Job) else None)
 
-    def _end(self, event: Event, job: Job | None) -> dict[str, Any]:
+    def _finish(self, event: JobEvent, job: Job | None) -> JobResult:
+        """Return the result of a job that is DONE, and raise the failure of any other event."""
         if event["state"] != JobState.DONE.value:
-            about, page = (job_target(self.hook, job), job.page) if job is not None else ("", None)
+            target, page = (job_target(self.hook, job), job.page) if job is not None else ("", None)
             link = self._link or self.hook.resolved.link(event["job_id"], page)
-            raise log_reason(self.log, job_failure(event, about, link))
-        found = literal(self.job_id)
-        given = found if isinstance(found, Mapping) else {}
-        job_type = str((job.job_type if job is not None else "") or given.get("job_type") or "")
-        table_id = (job_table(self.hook, job) if job is not None else []) or list(given.get("table_id") or [])
+            raise log_failure(self.log, job_failure(event, target, link))
+        found = parse_literal(self.job_id)
+        argument: Mapping[str, object] = found if isinstance(found, Mapping) else {}
+        job_type = str((job.job_type if job is not None else "") or argument.get("job_type") or "")
+        table_id = job_table(self.hook, job) if job is not None else []
+        if not table_id and isinstance(listed := argument.get("table_id"), list):
+            table_id = listed
         return job_result(event["job_id"], job_type, table_id, event["state"], event.get("result"))

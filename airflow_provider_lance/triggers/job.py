@@ -1,13 +1,12 @@
-"""``LanceJobTrigger``: waits for one job in the triggerer, through the poller all of its siblings share.
+"""``LanceJobTrigger``: waits for one job in the triggerer, with the poller that all triggers of a connection share.
 
-Yields one event and never raises; what the event means is the task's business (``operators/result.py``).
+It yields one event and never raises. ``tasks/job_outcome.py`` says what the event means to the task.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -15,18 +14,24 @@ from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.wire import AsyncWire
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.lance import resolve_async
-from airflow_provider_lance.triggers.outcome import Event, Follower
-from airflow_provider_lance.triggers.poller import share
+from airflow_provider_lance.tasks.job_follower import JobFollower
+from airflow_provider_lance.tasks.job_outcome import JobEvent
+from airflow_provider_lance.triggers.poller import shared_poller
 
 
 class LanceJobTrigger(BaseTrigger):
-    """Fires once, when a job has ended, its deadline has passed or it cannot be followed any longer.
+    """Fire once, when a job has ended, its deadline has passed or it cannot be followed any longer.
 
-    :param job_id: the job.
-    :param lance_conn_id: the connection; resolved in the triggerer, so no secret is stored with the trigger.
-    :param deadline: seconds since the epoch; Airflow itself does not enforce ``execution_timeout`` on a deferred task.
-    :param poll_interval: seconds between looks; the configuration's when ``None``.
-    :param cancel_on_kill: cancel the job when a user ends the task while it is deferred (Airflow 3.3 and newer).
+    The guide is ``docs/triggers/job.md``.
+
+    :param job_id: The job's id.
+    :param lance_conn_id: The id of the namespace's connection. It is read in the triggerer, so no secret is stored
+        with the trigger.
+    :param deadline: The time, in seconds since the epoch, at which the wait is over. Airflow itself does not enforce
+        ``execution_timeout`` on a deferred task.
+    :param poll_interval: The seconds between two polls of the job. The default is ``[lance] poll_interval``.
+    :param cancel_on_kill: Whether the job is cancelled when a user ends the deferred task. It needs Airflow 3.3.
+    :return: An event with ``job_id``, ``state``, ``result`` and ``failure``.
     """
 
     def __init__(
@@ -38,14 +43,14 @@ class LanceJobTrigger(BaseTrigger):
         poll_interval: float | None = None,
         cancel_on_kill: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.job_id = job_id
         self.lance_conn_id = lance_conn_id
         self.deadline = deadline
         self.poll_interval = poll_interval
         self.cancel_on_kill = cancel_on_kill
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
+    def serialize(self) -> tuple[str, dict[str, object]]:
         return (
             "airflow_provider_lance.triggers.job.LanceJobTrigger",
             {
@@ -59,45 +64,45 @@ class LanceJobTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         configuration = read_configuration()
-        follower = Follower(self.job_id, deadline=self.deadline, errors=configuration.poll_errors, log=self.log)
+        follower = JobFollower(self.job_id, deadline=self.deadline, errors=configuration.poll_errors, log=self.log)
         interval = self.poll_interval or configuration.poll_interval
-        event: Event | None = None
+        event: JobEvent | None = None
         while event is None:
             try:
                 event = await self._follow(follower, interval, configuration.poll_batch)
-            except Exception as error:  # a trigger that raises fails its task without a word about the job
-                event = follower.see(WireError(f"{type(error).__name__}: {error}", code=None))
+            except Exception as error:  # a trigger that raises fails its task without naming the job
+                event = follower.observe(WireError(f"{type(error).__name__}: {error}", code=None))
                 if event is None:
-                    await asyncio.sleep(follower.pause_before_deadline(interval))
-        yield TriggerEvent(event)
+                    await asyncio.sleep(follower.pause(interval))
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
-    async def _follow(self, follower: Follower, interval: float, batch: int) -> Event | None:
-        """Until the end; ``None`` when the connection should be read again, because its credentials were refused."""
+    async def _follow(self, follower: JobFollower, interval: float, batch: int) -> JobEvent | None:
+        """Wait for the event. ``None`` means that the credentials were refused: the connection is to be read again."""
         resolved = await resolve_async(self.lance_conn_id)
         if resolved.settings is None:
             raise ValueError(f"The connection {self.lance_conn_id!r} has no server that a trigger could ask.")
         async with (
-            share(resolved.settings, interval=interval, batch=batch) as poller,
-            poller.watch(self.job_id) as watch,
+            shared_poller(resolved.settings, interval=interval, batch=batch) as poller,
+            poller.subscribe(self.job_id) as subscription,
         ):
             while True:
                 try:
                     async with asyncio.timeout(follower.seconds_left):
-                        sighting = await watch.next()
+                        polled = await subscription.next()
                 except TimeoutError:
                     if (event := follower.expired()) is not None:
                         return event
                     continue
-                if (event := follower.see(sighting)) is not None:
+                if (event := follower.observe(polled)) is not None:
                     return event
-                if isinstance(sighting, WireError) and sighting.refused:
-                    await asyncio.sleep(follower.pause_before_deadline(interval))
+                if isinstance(polled, WireError) and polled.refused:
+                    await asyncio.sleep(follower.pause(interval))
                     return None
 
     async def on_kill(self) -> None:
-        """A user marked the deferred task failed or successful, or cleared it: its job has no owner any more.
+        """Cancel the job, because a user marked the deferred task failed or successful, or cleared it.
 
-        Not in ``cleanup()``, which also runs when a triggerer restarts and the wait goes on elsewhere.
+        This is not done in ``cleanup()``, which also runs when a triggerer restarts and another one continues the wait.
         """
         if not self.cancel_on_kill:
             return

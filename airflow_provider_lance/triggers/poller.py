@@ -1,7 +1,7 @@
-"""One poller per connection and event loop: however many triggers wait, the server is asked a few times an interval.
+"""One poller for each connection and event loop, so that a server is asked a few times per interval for all triggers.
 
-A trigger :func:`joins <share>` the poller of its connection, watches its job and leaves; the last one closes it. The
-poller logs nothing: each trigger logs what concerns its own task.
+A trigger takes the poller of its connection with :func:`shared_poller` and subscribes to its job. The last trigger
+closes the poller. The poller logs nothing, because each trigger logs what concerns its own task.
 """
 
 from __future__ import annotations
@@ -21,87 +21,92 @@ from airflow_provider_lance.api.retry import RetryPolicy
 from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.api.wire import AsyncWire
 
-# A Retry-After of up to a quarter of an hour is honoured inside of one look.
+# A Retry-After of up to a quarter of an hour is honoured inside of one poll.
 POLL_RETRY = RetryPolicy(attempts=4, first_delay=0.5, longest_delay=10.0, total_seconds=900.0)
-_YOUNG = 0.5  # seconds until the first look at a new job; doubled at each look up to the interval
-_LOOKS_PER_INTERVAL = 4  # bounds the requests: watches that come due in between wait for the next look
+# The seconds until the first poll of a new job. They double with each poll, up to the interval.
+_FIRST_DELAY = 0.5
+# It bounds the requests: a subscription that comes due between two polls waits for the next one.
+_POLLS_PER_INTERVAL = 4
 _LONGEST_PAUSE = 60.0
 
-Sighting = Job | WireError | None
+#: What a poll shows: the job, the error of the poll, or ``None`` where the server does not know the job.
+PolledJob = Job | WireError | None
 
-# Weak by loop: ``dag.test`` runs every trigger in a loop of its own, and an ended loop must not keep a client.
+# The keys are weak, because ``dag.test`` runs every trigger in a loop of its own and a loop that ended must not keep
+# a client.
 _pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Poller]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def share(settings: Settings, *, interval: float, batch: int = 200) -> AsyncIterator[Poller]:
-    """The poller of this connection in the running loop, for as long as the context lasts."""
-    mine = _pollers.setdefault(asyncio.get_running_loop(), {})
+async def shared_poller(settings: Settings, *, interval: float, batch: int = 200) -> AsyncIterator[Poller]:
+    """The poller of this connection in the running loop. It is closed when the last context ends."""
+    of_loop = _pollers.setdefault(asyncio.get_running_loop(), {})
     key = settings.fingerprint()
-    poller = mine.get(key)
+    poller = of_loop.get(key)
     if poller is None:
-        poller = mine[key] = Poller(settings, batch=batch)
+        poller = of_loop[key] = Poller(settings, batch=batch)
     poller.intervals.append(interval)
     try:
         yield poller
     finally:
         poller.intervals.remove(interval)
         if not poller.intervals:
-            mine.pop(key, None)
+            of_loop.pop(key, None)
             await poller.close()
 
 
 @dataclass(eq=False)
-class Watch:
-    """One trigger's interest in one job: the latest sighting, handed over once."""
+class JobSubscription:
+    """One trigger's interest in one job. It holds the result of the latest poll until the trigger takes it."""
 
     job_id: str
     due: float
-    delay: float = _YOUNG
-    _latest: asyncio.Queue[Sighting] = field(default_factory=lambda: asyncio.Queue(1))
+    delay: float = _FIRST_DELAY
+    _latest: asyncio.Queue[PolledJob] = field(default_factory=lambda: asyncio.Queue(1))
 
-    async def next(self) -> Sighting:
-        """The next sighting; an older one that nobody took is forgotten."""
+    async def next(self) -> PolledJob:
+        """Wait for the result of the next poll. A result that was not taken before is lost."""
         return await self._latest.get()
 
-    def show(self, sighting: Sighting) -> None:
+    def put(self, polled: PolledJob) -> None:
+        """Hand over the result of a poll."""
         if self._latest.full():
             self._latest.get_nowait()
-        self._latest.put_nowait(sighting)
+        self._latest.put_nowait(polled)
 
 
 class Poller:
-    """Asks for all watched jobs of one connection. Made by :func:`share`."""
+    """Polls all subscribed jobs of one connection. :func:`shared_poller` makes it."""
 
     def __init__(self, settings: Settings, *, batch: int) -> None:
         self.wire = AsyncWire(replace(settings, retry=POLL_RETRY))
         self.batch = batch
-        #: What each of its users asks for.
+        #: The interval that each of its triggers asks for.
         self.intervals: list[float] = []
-        self._watches: OrderedDict[Watch, None] = OrderedDict()
+        self._subscriptions: OrderedDict[JobSubscription, None] = OrderedDict()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._errors = 0
 
     @property
     def interval(self) -> float:
-        """The shortest anybody asks for."""
+        """The shortest interval that a trigger asks for."""
         return min(self.intervals)
 
     @asynccontextmanager
-    async def watch(self, job_id: str) -> AsyncIterator[Watch]:
-        """Watch a job for as long as the context lasts."""
+    async def subscribe(self, job_id: str) -> AsyncIterator[JobSubscription]:
+        """Poll a job for as long as the context lasts."""
         loop = asyncio.get_running_loop()
-        watch = Watch(job_id, due=loop.time() + _YOUNG)
-        self._watches[watch] = None
+        subscription = JobSubscription(job_id, due=loop.time() + _FIRST_DELAY)
+        self._subscriptions[subscription] = None
         self._changed.set()
         if self._task is None:
-            # An empty context: with the trigger's own, everything here would land in that one task's log for ever.
+            # The context is empty, because with the first trigger's own everything would be logged for its task.
             self._task = loop.create_task(self._run(), name="lance-poller", context=contextvars.Context())
         try:
-            yield watch
+            yield subscription
         finally:
-            self._watches.pop(watch, None)
+            self._subscriptions.pop(subscription, None)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -114,7 +119,7 @@ class Poller:
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
-            soonest = min((watch.due for watch in self._watches), default=None)
+            soonest = min((subscription.due for subscription in self._subscriptions), default=None)
             pause = None if soonest is None else max(0.0, soonest - loop.time())
             if pause is None or pause > 0:
                 try:
@@ -123,41 +128,41 @@ class Poller:
                 except TimeoutError:
                     pass
                 else:
-                    continue  # a newcomer may be due sooner
-            await self._look(loop.time())
+                    continue  # a new subscription may be due sooner
+            await self._poll(loop.time())
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> float:
-        """Between two looks; longer and longer while the server fails."""
-        gap = self.interval / _LOOKS_PER_INTERVAL
+        """The seconds between two polls, which grow while the server fails."""
+        pause = self.interval / _POLLS_PER_INTERVAL
         if self._errors:
-            gap = min(_LONGEST_PAUSE, self.interval * 2 ** min(self._errors - 1, 6))
-        return gap * (1 + 0.2 * random.random())
+            pause = min(_LONGEST_PAUSE, self.interval * 2 ** min(self._errors - 1, 6))
+        return pause * (1 + 0.2 * random.random())
 
-    async def _look(self, now: float) -> None:
-        # Who comes due before the next look could be had is looked at now: watches of an interval drift together.
-        horizon = now + self.interval / _LOOKS_PER_INTERVAL
-        due = [watch for watch in self._watches if watch.due <= horizon]
+    async def _poll(self, now: float) -> None:
+        # Jobs that come due before the next poll are polled now, so that jobs of one interval get into step.
+        horizon = now + self.interval / _POLLS_PER_INTERVAL
+        due = [subscription for subscription in self._subscriptions if subscription.due <= horizon]
         if self.wire.protocol.filters_jobs is not True:
-            due = due[: max(1, self.batch // _LOOKS_PER_INTERVAL)]
+            due = due[: max(1, self.batch // _POLLS_PER_INTERVAL)]
         if not due:
             return
         failed: WireError | None = None
-        seen: dict[str, Job | WireError] = {}
+        found: dict[str, Job | WireError] = {}
         try:
-            seen = await self.wire.jobs(list(dict.fromkeys(watch.job_id for watch in due)))
+            found = await self.wire.jobs(list(dict.fromkeys(subscription.job_id for subscription in due)))
         except WireError as error:
             failed = error
-        except Exception as error:  # whatever it is, the waiting tasks must hear of it
+        except Exception as error:  # the waiting tasks must hear of any error
             failed = WireError(f"Polling failed: {type(error).__name__}: {error}", code=None)
-        # The server is left alone for longer where it answers nobody, not where it cannot tell of a single job.
-        nothing = bool(seen) and all(isinstance(sighting, WireError) for sighting in seen.values())
-        self._errors = self._errors + 1 if failed is not None or nothing else 0
+        # The pauses grow only where the server answers for no job at all, not where it fails for a single one.
+        all_failed = bool(found) and all(isinstance(polled, WireError) for polled in found.values())
+        self._errors = self._errors + 1 if failed is not None or all_failed else 0
         now = asyncio.get_running_loop().time()
-        for watch in due:
-            if watch not in self._watches:
+        for subscription in due:
+            if subscription not in self._subscriptions:
                 continue
-            watch.delay = min(self.interval, watch.delay * 2)
-            watch.due = now + watch.delay
-            self._watches.move_to_end(watch)  # where looks are rationed, everybody gets a turn
-            watch.show(failed if failed is not None else seen.get(watch.job_id))
+            subscription.delay = min(self.interval, subscription.delay * 2)
+            subscription.due = now + subscription.delay
+            self._subscriptions.move_to_end(subscription)  # where requests are limited, all jobs take turns
+            subscription.put(failed if failed is not None else found.get(subscription.job_id))

@@ -6,9 +6,9 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 # Airflow reads its home when it is imported, so this is at the top and not in a fixture.
 _HOME = Path(tempfile.mkdtemp(prefix="lance-airflow-"))
@@ -27,6 +27,10 @@ import pytest  # noqa: E402
 
 from tests.airflow.jobs_server import JobsServer  # noqa: E402
 
+if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.sdk import DAG
+
 
 @pytest.fixture(scope="session")
 def airflow_home() -> Iterator[Path]:
@@ -37,7 +41,7 @@ def airflow_home() -> Iterator[Path]:
     from airflow.utils.db import initdb
 
     initdb()
-    DagBundlesManager().sync_bundles_to_db()
+    DagBundlesManager().sync_bundles_to_db()  # type: ignore[no-untyped-call]
     yield _HOME
     shutil.rmtree(_HOME, ignore_errors=True)
 
@@ -75,15 +79,24 @@ def lance_connection(jobs_server: JobsServer) -> Iterator[JobsServer]:
         yield jobs_server
 
 
+@contextlib.contextmanager
+def pylance_server(properties: dict[str, str]) -> Iterator[str]:
+    """pylance's own namespace server over a folder; yields its address."""
+    from lance.namespace import RestAdapter
+
+    adapter: Any = RestAdapter("dir", properties, port=0)
+    adapter.start()
+    try:
+        yield f"http://127.0.0.1:{adapter.port}"
+    finally:
+        adapter.stop()
+
+
 @pytest.fixture(scope="session")
 def rest_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """pylance's own namespace server over an empty folder."""
-    from lance.namespace import RestAdapter
-
-    adapter = RestAdapter("dir", {"root": str(tmp_path_factory.mktemp("namespace"))}, port=0)
-    adapter.start()
-    yield f"http://127.0.0.1:{adapter.port}"
-    adapter.stop()
+    with pylance_server({"root": str(tmp_path_factory.mktemp("namespace"))}) as url:
+        yield url
 
 
 @pytest.fixture
@@ -96,14 +109,14 @@ def tables(rest_adapter: str) -> Iterator[str]:
 class Run:
     """A finished DAG run, as a test looks at it."""
 
-    def __init__(self, dag: Any, dag_run: Any) -> None:
+    def __init__(self, dag: DAG, dag_run: Any) -> None:
         self.dag, self.dag_run = dag, dag_run
 
     @property
     def state(self) -> str:
         return str(self.dag_run.state)
 
-    def instance(self, task_id: str, map_index: int = -1) -> Any:
+    def instance(self, task_id: str, map_index: int = -1) -> TaskInstance:
         from airflow.models.taskinstance import TaskInstance
         from airflow.utils.session import create_session
         from sqlalchemy import select
@@ -153,11 +166,23 @@ class Run:
             ]
 
 
+class RunDag(Protocol):
+    """Runs a DAG to its end; the keywords are those of ``dag.test``."""
+
+    def __call__(self, dag: DAG, **kwargs: Any) -> Run: ...
+
+
+class NewDag(Protocol):
+    """Makes a DAG; the keywords are those of ``DAG``."""
+
+    def __call__(self, **kwargs: Any) -> DAG: ...
+
+
 @pytest.fixture
-def run_dag(airflow_home: Path) -> Callable[..., Run]:
+def run_dag(airflow_home: Path) -> RunDag:
     """Runs a DAG as ``airflow dags test`` does: for real, deferral and retries included, without a scheduler."""
 
-    def run(dag: Any, **kwargs: Any) -> Run:
+    def run(dag: DAG, **kwargs: Any) -> Run:
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 
         bag = DagBag(os.devnull)
@@ -169,10 +194,10 @@ def run_dag(airflow_home: Path) -> Callable[..., Run]:
 
 
 @pytest.fixture
-def new_dag() -> Callable[..., Any]:
+def new_dag() -> NewDag:
     """An empty DAG with a name of its own, as a context manager."""
 
-    def make(**kwargs: Any) -> Any:
+    def make(**kwargs: Any) -> DAG:
         from airflow.sdk import DAG
 
         return DAG(f"test_{uuid.uuid4().hex[:10]}", schedule=None, **kwargs)

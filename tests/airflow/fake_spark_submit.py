@@ -16,10 +16,11 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_lance.api.client import LanceClient
-from airflow_provider_lance.api.job_words import JobState
-from airflow_provider_lance.engine.claim import HeartbeatReporter, claim_job, read_launch_token
+from airflow_provider_lance.api.job_states import JobState
+from airflow_provider_lance.engine.job.claim import HeartbeatReporter, claim_job, read_launch_token
 from airflow_provider_lance.engine.main import _parser, _settings
 
 RESULT = {"rows_assigned": 5, "rows_failed": 0, "rows_remaining": 0, "source_version": 1, "published_version": 2}
@@ -76,10 +77,11 @@ def main() -> int:
     arguments = _parser().parse_args(application)
     token_file = environment.get("LANCE_JOB_TOKEN_FILE")
     secrets = read_launch_token(environment)
+    client: Any
     with LanceClient(_settings(arguments.namespace, secrets)) as client:
         claim = claim_job(client, arguments.job_id, arguments.attempt, secrets["launch_token"])
         if found.get("--deploy-mode") != "cluster":
-            print("INFO airflow_provider_lance.engine.session: Spark UI: http://10.1.2.3:4040", flush=True)
+            print("INFO airflow_provider_lance.engine.spark.session: Spark UI: http://10.1.2.3:4040", flush=True)
         elif found["--master"] == "yarn":
             print("\t tracking URL: http://rm.test:8088/proxy/application_1_0001/", flush=True)
         time.sleep(float(os.environ.get("FAKE_SPARK_SECONDS", "0")))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote
 
 from tests.airflow.json_server import JsonServer
 
 LIVE = ("QUEUED", "RUNNING")
+_Found = TypeVar("_Found")
 
 
 @dataclass
@@ -66,8 +68,12 @@ class JobsServer(JsonServer):
         self.requests: list[tuple[float, str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
         self.broken: list[int] = []  # statuses to answer with, before anything else is looked at
-        self.finish_after: float | None = None  # seconds after which a submitted job is DONE by itself
+        self.finish_after: float | None = None  # seconds after which a submitted job ends by itself
+        self.finish_state = "DONE"
         self.finish_result: dict[str, Any] = {"rows_assigned": 10, "rows_failed": 0, "rows_remaining": 0}
+        self.finish_failure: dict[str, Any] | None = None
+        self.hidden: dict[str, int] = {}  # looks for which a job is unknown, as on a replica that lags behind
+        self.corrupt: set[str] = set()  # jobs whose description fails
         self.cancel_delay = 0.0
         self.compares_requests = True  # in the answer to a submit that another job is in the way of
         self.lock = threading.RLock()
@@ -88,6 +94,12 @@ class JobsServer(JsonServer):
             for name, value in fields.items():
                 setattr(job, name, value)
 
+    def looks(self, job_id: str) -> int:
+        """How often a client asked for a job."""
+        with self.lock:
+            asked = [body.get("job_ids", [body.get("job_id")]) for _, _, body in self.requests]
+            return sum(job_id in ids for ids in asked)
+
     def live(self) -> list[FakeJob]:
         with self.lock:
             return [job for job in self.jobs.values() if job.state in LIVE]
@@ -99,7 +111,7 @@ class JobsServer(JsonServer):
     def paths(self, since: float = 0.0) -> list[str]:
         return [path for at, path, _ in self.requests if at >= since]
 
-    def wait_for(self, condition: Any, seconds: float = 30.0) -> Any:
+    def wait_for(self, condition: Callable[[JobsServer], _Found | Literal[False]], seconds: float = 30.0) -> _Found:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with self.lock:
@@ -178,11 +190,13 @@ class JobsServer(JsonServer):
                 return 200, {"jobs": [{"job_id": job.job_id, "state": job.state} for job in self.jobs.values()]}
             rows = [job.describe() for job in self.jobs.values()]
             if "job_ids" in body:
-                rows = [self.jobs[job_id].describe() for job_id in body["job_ids"] if job_id in self.jobs]
+                rows = [self.jobs[job_id].describe() for job_id in body["job_ids"] if self._shows(job_id)]
             if "idempotency_key" in body:
                 rows = [job.describe() for job in self.jobs.values() if job.key == body["idempotency_key"]]
             return 200, {"jobs": rows, "filtered": True}
         job = self.jobs.get(body.get("job_id", ""))
+        if job is not None and job.job_id in self.corrupt:
+            return 500, {"error": "corrupt row", "code": 18}
         if job is None:
             return 404, {"error": f"no job {body.get('job_id')}", "code": 10}
         if what == "cancel":
@@ -193,16 +207,22 @@ class JobsServer(JsonServer):
             return 200, {"job_id": job.job_id}
         return 200, job.describe()
 
+    def _shows(self, job_id: str) -> bool:
+        if self.hidden.get(job_id, 0) > 0:
+            self.hidden[job_id] -= 1
+            return False
+        return job_id in self.jobs
+
     def _move(self) -> None:
         for job in self.live():
             if job.cancel_requested and time.monotonic() - job.body["cancelled_at"] >= self.cancel_delay:
                 job.state = "CANCELLED"
             elif self.finish_after is not None and time.time() * 1000 - job.created_ms >= self.finish_after * 1000:
-                job.state, job.result = "DONE", dict(self.finish_result)
+                job.state, job.result, job.failure = self.finish_state, dict(self.finish_result), self.finish_failure
             elif self.finish_after is not None:
                 job.state = "RUNNING"
 
-    def _table(self, table: str, what: list[str], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _table(self, table: str, what: list[str], body: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
         if table not in self.versions:
             return 404, {"error": f"no table {table}", "code": 4}
         if what == ["tags", "version"]:
@@ -210,4 +230,4 @@ class JobsServer(JsonServer):
             return (200, {"version": version}) if version else (404, {"error": "no such tag", "code": 8})
         if what == ["describe"]:
             return 200, {"version": self.versions[table] or None, "location": f"memory://{table}"}
-        return 404, None  # type: ignore[return-value]
+        return 404, None

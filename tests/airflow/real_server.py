@@ -61,7 +61,14 @@ def serve(folder: Path) -> Iterator[RealServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", "--root", str(folder / "lake")]
+    command = [
+        sys.executable,
+        "-m",
+        "airflow_provider_lance.cli",
+        "serve",
+        "--root",
+        str(folder / "lake"),
+    ]
     command += ["--port", str(port), "--state-dir", str(folder / "state"), "--keys", str(folder / "keys")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (folder / "server.log").open("ab") as log:

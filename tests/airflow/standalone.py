@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from airflow_provider_lance.namespace.processes import find_processes
+from airflow_provider_lance.system.process_groups import find_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -176,7 +176,7 @@ class Standalone:
 
         That process lives up to a heartbeat (5 s) longer than the deferral. If the task is resumed before, the
         scheduler takes the old process's end for the new one's (both are the same try) and fails it: Airflow's own
-        race, not what these tests are about. The next try finds the job again; see ``operators/rejoin.py``.
+        race, not what these tests are about. The next try finds the job again; see ``tasks/rejoin.py``.
         """
         self.wait_state(dag_id, run_id, task_id, "deferred")
         time.sleep(7)

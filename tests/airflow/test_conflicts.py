@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout, TaskDef
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.materialized_view import LanceRefreshMaterializedViewOperator
 from airflow_provider_lance.operators.spark import LanceSparkSubmitOperator
-from tests.airflow.conftest import connection
+from tests.airflow.conftest import NewDag, RunDag, connection
 from tests.airflow.jobs_server import FakeJob, JobsServer
 from tests.airflow.real_server import RealServer, serve
 from tests.airflow.test_hard_times import backfill, run_context
@@ -54,14 +54,16 @@ def ended(job: FakeJob, state: str = "DONE") -> dict[str, Any]:
 
 
 class TestJoin:
-    def test_an_equal_request_is_joined(self, lance_connection: JobsServer, other: FakeJob):
+    def test_an_equal_request_is_joined(self, lance_connection: JobsServer, other: FakeJob) -> None:
         with pytest.raises(TaskDeferred) as deferred:
             backfill(where="day = 4", on_conflict="join", deferrable=True).execute(run_context())
         assert deferred.value.trigger.job_id == other.job_id
         assert deferred.value.trigger.cancel_on_kill is False
         assert len(lance_connection.submitted()) == 1
 
-    def test_a_different_request_fails_and_says_what_differs(self, lance_connection: JobsServer, other: FakeJob):
+    def test_a_different_request_fails_and_says_what_differs(
+        self, lance_connection: JobsServer, other: FakeJob
+    ) -> None:
         with pytest.raises(AirflowException) as failed:
             backfill(where="day = 3", on_conflict="join").execute(run_context())
         assert "where is 'day = 3' here and 'day = 4' there" in str(failed.value)
@@ -70,14 +72,14 @@ class TestJoin:
 
     def test_a_server_that_does_not_compare_requests_is_not_believed(
         self, lance_connection: JobsServer, other: FakeJob
-    ):
+    ) -> None:
         lance_connection.compares_requests = False
         with pytest.raises(AirflowException, match="does not tell whether it does the same"):
             backfill(where="day = 4", on_conflict="join").execute(run_context())
 
     def test_a_job_that_is_being_cancelled_is_waited_for_and_not_joined(
         self, lance_connection: JobsServer, other: FakeJob
-    ):
+    ) -> None:
         lance_connection.cancel_delay = 3600
         other.cancel_requested, other.body["cancelled_at"] = True, time.monotonic()
         task = backfill(where="day = 4", on_conflict="join", deferrable=True)
@@ -87,7 +89,7 @@ class TestJoin:
             resumed(task, deferred.value, ended(other, "CANCELLED"))
         assert own.value.trigger.job_id == lance_connection.submitted()[1].job_id
 
-    def test_without_it_both_ways_out_are_named(self, lance_connection: JobsServer, other: FakeJob):
+    def test_without_it_both_ways_out_are_named(self, lance_connection: JobsServer, other: FakeJob) -> None:
         with pytest.raises(AirflowException, match=r"on_conflict='wait' waits .* on_conflict='join' waits"):
             backfill(where="day = 4").execute(run_context())
         with pytest.raises(AirflowException, match="on_conflict='wait'") as failed:
@@ -97,7 +99,9 @@ class TestJoin:
 
 class TestWait:
     @pytest.mark.parametrize("how", ["DONE", "FAILED", "CANCELLED"])
-    def test_deferred_it_submits_when_the_other_has_ended(self, lance_connection: JobsServer, other: FakeJob, how: str):
+    def test_deferred_it_submits_when_the_other_has_ended(
+        self, lance_connection: JobsServer, other: FakeJob, how: str
+    ) -> None:
         task, started = backfill(where="day = 3", on_conflict="wait", deferrable=True, timeout=60), time.time()
         with pytest.raises(TaskDeferred) as deferred:
             task.execute(run_context())
@@ -112,7 +116,9 @@ class TestWait:
         assert (own.value.trigger.job_id, own.value.trigger.cancel_on_kill) == (ours.job_id, True)
         assert own.value.trigger.deadline == trigger.deadline, "one deadline for the wait and the job"
 
-    def test_another_one_that_got_in_between_is_waited_for_too(self, lance_connection: JobsServer, other: FakeJob):
+    def test_another_one_that_got_in_between_is_waited_for_too(
+        self, lance_connection: JobsServer, other: FakeJob
+    ) -> None:
         task = backfill(where="day = 3", on_conflict="wait", deferrable=True)
         with pytest.raises(TaskDeferred) as deferred:
             task.execute(run_context())
@@ -128,7 +134,7 @@ class TestWait:
 
     def test_a_server_that_refuses_for_an_ended_job_is_not_asked_forever(
         self, lance_connection: JobsServer, other: FakeJob
-    ):
+    ) -> None:
         task = backfill(where="day = 3", on_conflict="wait", deferrable=True)
         with pytest.raises(TaskDeferred) as deferred:
             task.execute(run_context())
@@ -136,7 +142,7 @@ class TestWait:
         with pytest.raises(AirflowException, match="still refuses this request"):
             resumed(task, deferred.value, event)
 
-    def test_a_kill_while_it_waits_cancels_nothing(self, lance_connection: JobsServer, other: FakeJob):
+    def test_a_kill_while_it_waits_cancels_nothing(self, lance_connection: JobsServer, other: FakeJob) -> None:
         task = backfill(where="day = 3", on_conflict="wait", poll_interval=0.1)
         problems: list[BaseException] = []
 
@@ -159,15 +165,14 @@ class TestWait:
     @pytest.mark.parametrize("deferrable", [False, True])
     def test_its_time_is_over_while_the_other_goes_on(
         self, lance_connection: JobsServer, other: FakeJob, deferrable: bool
-    ):
+    ) -> None:
         task = backfill(where="day = 3", on_conflict="wait", timeout=0.3, deferrable=deferrable)
-        with (
-            pytest.raises(AirflowTaskTimeout, match="nothing was submitted")
-            if not deferrable
-            else pytest.raises(TaskDeferred) as ended
-        ):
-            task.execute(run_context())
-        if deferrable:
+        if not deferrable:
+            with pytest.raises(AirflowTaskTimeout, match="nothing was submitted"):
+                task.execute(run_context())
+        else:
+            with pytest.raises(TaskDeferred) as ended:
+                task.execute(run_context())
             lance_connection.wait_for(lambda _: time.time() > ended.value.trigger.deadline)
             late = {"job_id": other.job_id, "state": "TIMEOUT", "result": None, "failure": None}
             with pytest.raises(AirflowTaskTimeout, match="nothing was submitted"):
@@ -176,11 +181,11 @@ class TestWait:
 
     def test_in_a_dag(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         lance_connection: JobsServer,
         other: FakeJob,
-    ):
+    ) -> None:
         def play() -> None:
             lance_connection.wait_for(lambda s: s.paths().count(SUBMIT) == 1, 120)
             lance_connection.finish(other.job_id)
@@ -196,7 +201,7 @@ class TestWait:
         assert run.task_state("fill") == "success"
         assert run.xcom("fill")["job_id"] == lance_connection.submitted()[1].job_id
 
-    def test_the_spark_operator_waits_too(self, lance_connection: JobsServer, other: FakeJob):
+    def test_the_spark_operator_waits_too(self, lance_connection: JobsServer, other: FakeJob) -> None:
         request = {"id": "t", "column": "c", "where": "day = 3"}
         task = LanceSparkSubmitOperator(
             task_id="x", operation="alter_table_backfill_columns", request=request, on_conflict="wait"
@@ -208,7 +213,7 @@ class TestWait:
             lance_connection.finish(other.job_id)
 
         threading.Thread(target=play, daemon=True).start()
-        job_id = task._job(run_context(), LanceNamespaceHook())
+        job_id = task.find_or_submit_job(run_context(), LanceNamespaceHook())
         assert [job.state for job in lance_connection.submitted()] == ["DONE", "QUEUED"]
         assert job_id == lance_connection.submitted()[1].job_id
 
@@ -240,7 +245,7 @@ class TestCatchUp:
             task_id=f"day_{day}", table_id="days", column="n", where=f"day = {day}", **arguments
         )
 
-    def test_join_refuses_another_day_and_wait_fills_both(self, real: RealServer, days: Path):
+    def test_join_refuses_another_day_and_wait_fills_both(self, real: RealServer, days: Path) -> None:
         import lance
 
         filling = {"id": ["days"], "column": "n", "where": "day = 4"}
@@ -249,7 +254,7 @@ class TestCatchUp:
             self.task(3, on_conflict="join").execute(of_task("join"))
         plan = self.task(3, plan_only=True, wait_for_completion=False).execute(of_task("plan"))
         assert plan["job_id"] != first, "a plan is neither refused nor joined"
-        answers: dict[int, dict[str, Any]] = {}
+        answers: dict[int, Any] = {}
 
         def run(day: int, on_conflict: Any) -> None:
             answers[day] = self.task(day, on_conflict=on_conflict).execute(of_task(on_conflict))
@@ -264,7 +269,7 @@ class TestCatchUp:
         assert [answers[day]["result"]["rows_assigned"] for day in (3, 4)] == [10, 10]
         assert lance.dataset(str(days)).to_table()["n"].to_pylist() == [number * 10 for number in range(20)]
 
-    def test_the_plan_of_a_refresh_waits_for_nobody(self, real: RealServer, days: Path):
+    def test_the_plan_of_a_refresh_waits_for_nobody(self, real: RealServer, days: Path) -> None:
         del days
         real.wire.call("create_materialized_view", {"id": ["v"], "query": "SELECT id FROM days", "with_no_data": True})
         fields = {"id": ["v"], "cluster": "external"}
@@ -273,5 +278,6 @@ class TestCatchUp:
             task_id="plan", table_id="v", request_context={"plan": "true"}, timeout=120
         )
         result = refresh.execute(of_task("refresh"))["result"]
+        assert result is not None
         assert result["plan"] == {"source_rows": 20}
         real.wire.call("cancel_job", {"job_id": held})

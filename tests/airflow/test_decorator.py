@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, cast
 
 import pytest
 
 from airflow_provider_lance.decorators.lance import lance_task
-from airflow_provider_lance.operators.staging import NotStagedError, stage_version
-from airflow_provider_lance.operators.table import LanceCreateEmptyTableOperator, LanceCreateTableVersionOperator
-from tests.airflow.conftest import connection, rest_connection
+from airflow_provider_lance.operators.table import LanceCreateEmptyTableOperator
+from airflow_provider_lance.operators.version import LanceCreateTableVersionOperator, NotStagedError, stage_version
+from tests.airflow.conftest import NewDag, RunDag, connection, pylance_server, rest_connection
+
+
+class TaskLance(Protocol):
+    """The decorator as tests call it: what it returns takes the function's arguments without ``namespace``."""
+
+    def __call__(self, function: Callable[..., object] | None = None, /, **kwargs: object) -> Any: ...
+
+
+task_lance = cast("TaskLance", lance_task)
 
 pytestmark = [pytest.mark.timeout(120)]
 
@@ -19,23 +28,17 @@ pytestmark = [pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """pylance's server over a namespace that manages versions."""
-    from lance.namespace import RestAdapter
-
     root = str(tmp_path_factory.mktemp("managed"))
-    adapter = RestAdapter("dir", {"root": root, "table_version_tracking_enabled": "true"}, port=0)
-    adapter.start()
-    yield f"http://127.0.0.1:{adapter.port}"
-    adapter.stop()
+    with pylance_server({"root": root, "table_version_tracking_enabled": "true"}) as url:
+        yield url
 
 
-def test_a_version_is_staged_by_one_task_and_created_by_another(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], managed: str
-):
+def test_a_version_is_staged_by_one_task_and_created_by_another(run_dag: RunDag, new_dag: NewDag, managed: str) -> None:
     table = f"t{uuid.uuid4().hex[:8]}"
     with connection("lance_default", rest_connection(managed)):
         with new_dag() as dag:
 
-            @lance_task
+            @task_lance
             def load(rows: int, *, namespace: Any) -> int:
                 import lance
                 import pyarrow as pa
@@ -43,12 +46,12 @@ def test_a_version_is_staged_by_one_task_and_created_by_another(
                 data = pa.table({"id": list(range(rows))})
                 return lance.write_dataset(data, namespace_client=namespace, table_id=[table], mode="append").version
 
-            @lance_task(lance_conn_id="lance_default")
+            @task_lance(lance_conn_id="lance_default")  # type: ignore[untyped-decorator]
             def stage(*, namespace: Any) -> dict[str, Any]:
                 return stage_version(namespace, [table], lambda opened: opened.delete("id < 4"))
 
-            @lance_task
-            def count(*, namespace: Any) -> int:
+            @task_lance
+            def count(*, namespace: Any) -> Any:
                 return namespace.count_table_rows({"id": [table]}).count
 
             create = LanceCreateEmptyTableOperator(task_id="create", table_id=table)
@@ -68,11 +71,12 @@ def test_a_version_is_staged_by_one_task_and_created_by_another(
     assert run.state == "success"
 
 
-def test_nothing_is_staged_where_a_write_would_be_published(tables: str):
+def test_nothing_is_staged_where_a_write_would_be_published(tables: str) -> None:
     import pyarrow as pa
 
     from airflow_provider_lance.api.client import LanceClient
 
+    namespace: Any
     with LanceClient(tables) as namespace:
         namespace.create_table({"id": ["plain"], "mode": "overwrite"}, pa.table({"id": [1]}))
         with pytest.raises(NotStagedError, match="does not manage the versions"):
@@ -80,8 +84,8 @@ def test_nothing_is_staged_where_a_write_would_be_published(tables: str):
         assert namespace.count_table_rows({"id": ["plain"]}).count == 1
 
 
-def test_the_namespace_parameter_must_be_keyword_only(new_dag: Callable[..., Any]):
-    @lance_task
+def test_the_namespace_parameter_must_be_keyword_only(new_dag: NewDag) -> None:
+    @task_lance
     def wrong(namespace: Any) -> None: ...
 
     with new_dag(), pytest.raises(ValueError, match="keyword-only parameter `namespace`"):
@@ -89,15 +93,15 @@ def test_the_namespace_parameter_must_be_keyword_only(new_dag: Callable[..., Any
 
 
 def test_answers_come_out_of_xcom_as_dicts_without_credentials(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], tables: str, capfd: pytest.CaptureFixture[str]
-):
+    run_dag: RunDag, new_dag: NewDag, tables: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     from airflow.sdk import task
 
     secret = f"vended-{uuid.uuid4().hex}"
     with connection("lance_default", rest_connection(tables)):
         with new_dag() as dag:
 
-            @lance_task
+            @task_lance
             def look(*, namespace: Any) -> Any:
                 import pyarrow as pa
 
@@ -106,14 +110,14 @@ def test_answers_come_out_of_xcom_as_dicts_without_credentials(
                 answer.storage_options = {"secret_access_key": secret}
                 return answer
 
-            @lance_task
+            @task_lance
             def nested(*, namespace: Any) -> Any:
-                from lance_namespace_urllib3_client.models import DescribeTableResponse
+                from lance_namespace import DescribeTableResponse
 
                 one = DescribeTableResponse(version=3, storage_options={"secret_access_key": secret})
                 return {"one": one, "many": [one, (one,)], "storage_options": {"key": secret}}
 
-            @lance_task(multiple_outputs=True)
+            @task_lance(multiple_outputs=True)  # type: ignore[untyped-decorator]
             def several(*, namespace: Any) -> Any:
                 return namespace.describe_table({"id": ["answers"]})
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
-from airflow_provider_lance.operators.result import show_traceback, warn_of_failed_rows
+from airflow_provider_lance.tasks.job_outcome import log_traceback, warn_of_failed_rows
 
 LOG = logging.getLogger("tests.failed_rows")
 
@@ -27,14 +28,16 @@ def test_failed_rows_are_a_warning_with_share_example_and_remedy(caplog: pytest.
 
 
 @pytest.mark.parametrize("result", [None, {}, {"rows_assigned": 5, "rows_failed": 0}, {"rows_written": 4}])
-def test_without_failed_rows_there_is_no_warning(result: dict | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_failed_rows_there_is_no_warning(
+    result: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
+) -> None:
     warn_of_failed_rows(LOG, result)
     assert not caplog.records
 
 
 def test_the_lines_of_a_failed_function_are_an_error(caplog: pytest.LogCaptureFixture) -> None:
     failure = {"phase": "compute", "message": "t.n: the function failed", "traceback": '  File "f.py", line 3, in f'}
-    show_traceback(LOG, {"job_id": "j", "state": "FAILED", "result": None, "failure": failure})
-    show_traceback(LOG, {"job_id": "j", "state": "FAILED", "result": None, "failure": None})
+    log_traceback(LOG, {"job_id": "j", "state": "FAILED", "result": None, "failure": failure})
+    log_traceback(LOG, {"job_id": "j", "state": "FAILED", "result": None, "failure": None})
     [line] = caplog.records
     assert (line.levelname, "line 3, in f" in line.getMessage()) == ("ERROR", True)

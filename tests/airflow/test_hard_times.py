@@ -24,11 +24,13 @@ from airflow.sdk.exceptions import (
 
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
 from airflow_provider_lance.operators.job import LanceCancelJobOperator
+from airflow_provider_lance.operators.job_base import LanceJobOperator, Submitted
 from airflow_provider_lance.operators.materialized_view import LanceCreateMaterializedViewOperator
-from airflow_provider_lance.operators.rejoin import STATE_KEY
-from airflow_provider_lance.operators.submit import LanceJobOperator, Submitted
 from airflow_provider_lance.sensors.job import LanceJobSensor
 from airflow_provider_lance.sensors.table import LanceTableVersionSensor
+from airflow_provider_lance.tasks.job_outcome import JobEvent
+from airflow_provider_lance.tasks.rejoin import STATE_KEY
+from airflow_provider_lance.triggers.table import TableEvent
 from tests.airflow.conftest import connection, rest_connection
 from tests.airflow.jobs_server import JobsServer
 
@@ -48,7 +50,14 @@ class Store(dict[str, Any]):
 def run_context() -> Any:
     """What the tries of one task of one DAG run are given."""
     ti = SimpleNamespace(
-        dag_id="d", run_id="r", task_id="x", map_index=-1, max_tries=2, pushed={}, xcom_push=lambda **_: None
+        dag_id="d",
+        run_id="r",
+        task_id="x",
+        map_index=-1,
+        max_tries=2,
+        try_number=1,
+        pushed={},
+        xcom_push=lambda **_: None,
     )
     return {"ti": ti, "task_state_store": Store(), "dag_run": SimpleNamespace(clear_number=0)}
 
@@ -62,21 +71,23 @@ def create_view(**arguments: Any) -> LanceCreateMaterializedViewOperator:
 
 
 class TestKills:
-    def test_while_the_submit_is_on_its_way(self, lance_connection: JobsServer):
+    def test_while_the_submit_is_on_its_way(
+        self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         task = backfill(deferrable=True)
         submit = task.submit
 
-        def killed_meanwhile(*arguments: Any) -> Any:
-            answer = submit(*arguments)
+        def killed_meanwhile(context: Any, table_id: list[str]) -> dict[str, Any]:
+            answer = submit(context, table_id)
             task.on_kill()
             return answer
 
-        task.submit = killed_meanwhile  # type: ignore[method-assign]
+        monkeypatch.setattr(task, "submit", killed_meanwhile)
         with pytest.raises(AirflowException, match="ended while it submitted"):
             task.execute(run_context())
         assert [job.state for job in lance_connection.submitted()] == ["CANCELLED"]
 
-    def test_while_the_mark_is_written(self, lance_connection: JobsServer):
+    def test_while_the_mark_is_written(self, lance_connection: JobsServer) -> None:
         task, context = backfill(deferrable=True), run_context()
         context["task_state_store"].set = lambda *_: task.on_kill()
         with pytest.raises(AirflowException, match="ended while it submitted"):
@@ -84,7 +95,9 @@ class TestKills:
         assert not lance_connection.live()
 
     @pytest.mark.parametrize("owned", [True, False])
-    def test_airflows_timeout_ends_our_own_job_only(self, lance_connection: JobsServer, owned: bool):
+    def test_airflows_timeout_ends_our_own_job_only(
+        self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch, owned: bool
+    ) -> None:
         other = lance_connection.add("t", "RUNNING")
         other.body = {"column": "c" if not owned else "d"}
         task = backfill(deferrable=False, on_conflict="join")
@@ -92,26 +105,27 @@ class TestKills:
         def interrupted(_: Submitted) -> Any:
             raise AirflowTaskTimeout("too long")
 
-        task._wait = interrupted  # type: ignore[method-assign]
+        monkeypatch.setattr(task, "wait_on_worker", interrupted)
         with pytest.raises(AirflowTaskTimeout):
             task.execute(run_context())
         assert other.state == "RUNNING"
         assert [job.state for job in lance_connection.submitted()] == ["RUNNING", *(["CANCELLED"] if owned else [])]
 
-    def test_a_timeout_that_is_none_is_refused_before_anything_is_submitted(self, lance_connection: JobsServer):
+    def test_a_timeout_that_is_none_is_refused_before_anything_is_submitted(self, lance_connection: JobsServer) -> None:
         with pytest.raises(ValueError, match="timeout is a timedelta or a number of seconds, not '60'"):
             backfill(timeout="60")
         backfill(timeout=timedelta(seconds=60))
 
 
 class TestDeadlines:
-    def test_a_job_that_ended_while_nobody_looked_was_in_time(self, lance_connection: JobsServer):
+    def test_a_job_that_ended_while_nobody_looked_was_in_time(self, lance_connection: JobsServer) -> None:
         job = lance_connection.add("t", "DONE", result={"rows_assigned": 3, "published_version": 2})
-        late = {"job_id": job.job_id, "state": "TIMEOUT", "result": None, "failure": None}
+        late: JobEvent = {"job_id": job.job_id, "state": "TIMEOUT", "result": None, "failure": None}
         ours = Submitted(job.job_id, ["t"], "backfill_column", deadline=1.0)
         assert backfill().execute_complete(run_context(), late, ours._asdict())["version"] == 2
         sensor = LanceJobSensor(task_id="wait", job_id=job.job_id)
-        assert sensor.execute_complete(run_context(), late)["version"] == 2
+        found: Any = sensor.execute_complete(run_context(), late)
+        assert found["version"] == 2
         lance_connection.finish(job.job_id, "RUNNING")
         with pytest.raises(AirflowSensorTimeout):
             sensor.execute_complete(run_context(), late)
@@ -124,7 +138,7 @@ class TestFirstRefresh:
     """A view whose first refresh fails is there, and empty."""
 
     @pytest.mark.parametrize("if_exists", ["fail", "skip", "refresh"])
-    def test_the_next_try_fills_it(self, lance_connection: JobsServer, if_exists: Any):
+    def test_the_next_try_fills_it(self, lance_connection: JobsServer, if_exists: Any) -> None:
         context = run_context()
         with pytest.raises(TaskDeferred):
             create_view(if_exists=if_exists, deferrable=True).execute(context)
@@ -134,7 +148,7 @@ class TestFirstRefresh:
         assert deferred.value.trigger.job_id == "job-2"
         assert lance_connection.jobs["job-2"].job_type == "refresh_materialized_view"
 
-    def test_also_after_a_timeout_of_its_own(self, lance_connection: JobsServer):
+    def test_also_after_a_timeout_of_its_own(self, lance_connection: JobsServer) -> None:
         context = run_context()
         with pytest.raises(AirflowTaskTimeout):
             create_view(deferrable=False, timeout=0.3).execute(context)
@@ -143,7 +157,7 @@ class TestFirstRefresh:
             create_view(deferrable=True).execute(context)
         assert deferred.value.trigger.job_id == "job-2"
 
-    def test_another_run_obeys_if_exists(self, lance_connection: JobsServer):
+    def test_another_run_obeys_if_exists(self, lance_connection: JobsServer) -> None:
         lance_connection.versions["v"] = 4
         with pytest.raises(AirflowException, match="exists"):
             create_view(deferrable=True).execute(run_context())
@@ -152,43 +166,45 @@ class TestFirstRefresh:
 
 
 class TestServers:
-    def test_a_wait_goes_slower_while_looks_fail_and_as_slow_as_it_is_told(self):
+    def test_a_wait_goes_slower_while_looks_fail_and_as_slow_as_it_is_told(self) -> None:
         from airflow_provider_lance.api.errors import WireError
-        from airflow_provider_lance.triggers.outcome import Follower
+        from airflow_provider_lance.tasks.job_follower import JobFollower
 
-        follower = Follower("j", log=logging.getLogger("follower"))
+        follower = JobFollower("j", log=logging.getLogger("follower"))
         assert follower.pause(2.0) == 2.0
         pauses = []
         for _ in range(8):
-            follower.see(WireError("busy", code=17, status=503))
+            follower.observe(WireError("busy", code=17, status=503))
             pauses.append(follower.pause(2.0))
         assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
-        follower.see(WireError("busy", code=17, status=503, retry_after=180.0))
+        follower.observe(WireError("busy", code=17, status=503, retry_after=180.0))
         assert follower.pause(2.0) == 180.0
-        follower.see(WireError("busy", code=17, status=503, retry_after=86_400.0))
+        follower.observe(WireError("busy", code=17, status=503, retry_after=86_400.0))
         assert follower.pause(2.0) == 900.0
 
-    def test_a_worker_reads_rotated_credentials_too(self, jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch):
+    def test_a_worker_reads_rotated_credentials_too(
+        self, jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def secret(token: str) -> str:
             return json.dumps(
                 {"conn_type": "lance", "host": jobs_server.url, "password": token, "extra": {"auth": "bearer"}}
             )
 
         jobs_server.token, jobs_server.finish_after = "old", 1.5
-        wait = LanceJobOperator._wait
+        wait = LanceJobOperator.wait_on_worker
 
         def rotated(self: Any, submitted: Submitted) -> Any:
             jobs_server.token = "new"
             monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", secret("new"))
             return wait(self, submitted)
 
-        monkeypatch.setattr(LanceJobOperator, "_wait", rotated)
+        monkeypatch.setattr(LanceJobOperator, "wait_on_worker", rotated)
         with connection("lance_default", secret("old")):
             assert backfill(deferrable=False).execute(run_context())["state"] == "DONE"
 
     def test_a_table_sensor_tolerates_failing_looks_in_a_row(
         self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
-    ):
+    ) -> None:
         monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
         lance_connection.versions["t"] = 1
         sensor = LanceTableVersionSensor(task_id="wait", table_id="t", min_version=1)
@@ -208,7 +224,7 @@ class TestServers:
         with pytest.raises(TaskDeferred):
             deferrable.execute(run_context())
 
-    def test_a_cancel_is_followed_through_a_failing_look(self, lance_connection: JobsServer):
+    def test_a_cancel_is_followed_through_a_failing_look(self, lance_connection: JobsServer) -> None:
         job = lance_connection.add("t", "RUNNING")
         lance_connection.cancel_delay = 0.8
         task = LanceCancelJobOperator(task_id="end", job_id=job.job_id, wait_seconds=20)
@@ -225,7 +241,7 @@ class TestServers:
 
 class TestSensors:
     @pytest.mark.parametrize("given", [None, 60, 7, timedelta(seconds=60)])
-    def test_a_deferred_sensor_looks_as_often_as_it_was_told(self, lance_connection: JobsServer, given: Any):
+    def test_a_deferred_sensor_looks_as_often_as_it_was_told(self, lance_connection: JobsServer, given: Any) -> None:
         interval = {} if given is None else {"poke_interval": given}
         wanted = None if given is None else 7 if given == 7 else 60
         job = lance_connection.add("t", "RUNNING")
@@ -237,13 +253,13 @@ class TestSensors:
                 sensor.execute(run_context())
             assert deferred.value.trigger.poll_interval == wanted, sensor.task_id
 
-    def test_an_interval_of_default_args_counts_as_given(self):
+    def test_an_interval_of_default_args_counts_as_given(self) -> None:
         with DAG("defaults", schedule=None, default_args={"poke_interval": 60}):
             sensor = LanceTableVersionSensor(task_id="table", table_id="t", deferrable=True)
         assert (sensor.poke_interval, sensor.poll_interval) == (60, 60)
 
     @pytest.mark.parametrize("deferrable", [False, True])
-    def test_a_timeout_says_why_the_last_look_failed(self, lance_connection: JobsServer, deferrable: bool):
+    def test_a_timeout_says_why_the_last_look_failed(self, lance_connection: JobsServer, deferrable: bool) -> None:
         lance_connection.broken = [401] * 1000
         sensor = LanceTableVersionSensor(
             task_id="table", table_id="t", deferrable=deferrable, timeout=0.5, poke_interval=0.1
@@ -263,7 +279,7 @@ class TestSensors:
 
     def test_a_deferred_sensor_goes_to_its_tasks_triggerer_queue(
         self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
-    ):
+    ) -> None:
         from airflow.sdk.execution_time.task_runner import _defer_task
 
         monkeypatch.setenv("AIRFLOW__TRIGGERER__QUEUES_ENABLED", "True")
@@ -278,14 +294,14 @@ class TestSensors:
             message, _ = _defer_task(deferred.value, instance, structlog.get_logger())  # type: ignore[arg-type]
             assert message.queue == "mine", sensor  # type: ignore[union-attr]
 
-    def test_what_happened_while_nobody_looked_was_in_time(self, lance_connection: JobsServer):
+    def test_what_happened_while_nobody_looked_was_in_time(self, lance_connection: JobsServer) -> None:
         lance_connection.versions["t"] = 3
         sensor = LanceTableVersionSensor(task_id="table", table_id="t", min_version=3, deferrable=True)
-        late = {"table_id": ["t"], "branch": None, "tag": None, "version": None, "timeout": True, "error": None}
-        assert sensor.execute_complete(run_context(), late)["version"] == 3
+        late = TableEvent(table_id=["t"], branch=None, tag=None, version=None, timeout=True, error=None)
+        assert sensor.execute_complete(run_context(), late) == {"table_id": ["t"], "version": 3}
 
     @pytest.mark.parametrize("as_text", [False, True])
-    def test_what_needed_no_job_is_the_answer(self, lance_connection: JobsServer, as_text: bool):
+    def test_what_needed_no_job_is_the_answer(self, lance_connection: JobsServer, as_text: bool) -> None:
         handed = create_view(with_no_data=True, wait_for_completion=False).execute(run_context())
         assert handed["job_id"] is None
         began = time.monotonic()
@@ -296,22 +312,25 @@ class TestSensors:
             LanceJobSensor(task_id="wait", job_id="None").execute(run_context())
 
 
-def test_a_refused_submit_looks_for_no_link(lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch):
-    from airflow_provider_lance.links import job as links
+def test_a_refused_submit_looks_for_no_link(lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.common.compat.sdk import XCom
 
-    monkeypatch.setattr(links.XCom, "get_value", lambda **_: "http://pushed")
-    task, key = backfill(deferrable=True), SimpleNamespace()
+    from airflow_provider_lance.links.job import LanceJobLink
+
+    monkeypatch.setattr(XCom, "get_value", lambda **_: "http://pushed")
+    task = backfill(deferrable=True)
+    key: Any = SimpleNamespace()
     lance_connection.broken = [500] * 3
     with pytest.raises(AirflowException):
         task.execute(run_context())
-    assert links.LanceJobLink().get_link(task, ti_key=key) == ""
+    assert LanceJobLink().get_link(task, ti_key=key) == ""
     lance_connection.broken = []
     with pytest.raises(TaskDeferred):
         task.execute(run_context())
-    assert links.LanceJobLink().get_link(task, ti_key=key) == "http://pushed"
+    assert LanceJobLink().get_link(task, ti_key=key) == "http://pushed"
 
 
-def test_a_link_is_quoted_and_properties_are_not_shown(lance_connection: JobsServer, airflow_home: Path):
+def test_a_link_is_quoted_and_properties_are_not_shown(lance_connection: JobsServer, airflow_home: Path) -> None:
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
     with connection("quoted", rest_connection(lance_connection.url, job_url="http://ui/{job_id}")):

@@ -50,7 +50,7 @@ def hook_of(uri_or_json: str) -> LanceNamespaceHook:
     ],
     ids=["URI", "JSON", "JSON with a whole URL"],
 )
-def test_every_spelling_of_a_connection_means_the_same(spelling: str):
+def test_every_spelling_of_a_connection_means_the_same(spelling: str) -> None:
     hook = hook_of(spelling)
     settings = hook.resolved.settings
     assert settings is not None
@@ -63,24 +63,24 @@ def test_every_spelling_of_a_connection_means_the_same(spelling: str):
     assert "s3cr3t" not in repr(hook.resolved)
 
 
-def test_the_job_page_can_be_elsewhere_or_nowhere():
+def test_the_job_page_can_be_elsewhere_or_nowhere() -> None:
     assert hook_of(rest_connection("http://h", job_url="https://ui/{job_id}/x")).resolved.link("7") == "https://ui/7/x"
     assert hook_of(rest_connection("http://h", job_url="")).resolved.link("7") is None
 
 
-def test_the_test_button_says_what_it_reached(jobs_server: JobsServer):
+def test_the_test_button_says_what_it_reached(jobs_server: JobsServer) -> None:
     jobs_server.versions = {"a": 1, "b": 1}
     hook = hook_of(json.dumps({"conn_type": "lance", "host": jobs_server.url, "password": "s3cret"}))
     assert hook.test_connection() == (True, f"Reached {jobs_server.url} with API key: 2 tables in the root namespace.")
 
 
-def test_a_form_that_sends_port_0_beside_a_url_is_read(jobs_server: JobsServer):
+def test_a_form_that_sends_port_0_beside_a_url_is_read(jobs_server: JobsServer) -> None:
     hook = hook_of(json.dumps({"conn_type": "lance", "host": jobs_server.url, "port": 0, "schema": "", "login": ""}))
     ok, message = hook.test_connection()
     assert ok, message
 
 
-def test_a_page_is_linked_where_it_is_configured_or_where_the_server_says_so(jobs_server: JobsServer):
+def test_a_page_is_linked_where_it_is_configured_or_where_the_server_says_so(jobs_server: JobsServer) -> None:
     ours, foreign = jobs_server.add("t", page="/ui/jobs/x y").job_id, jobs_server.add("t").job_id
     hook = hook_of(rest_connection(jobs_server.url + "/"))
     assert hook.job_link(ours) == f"{jobs_server.url}/ui/jobs/x y"
@@ -92,7 +92,7 @@ def test_a_page_is_linked_where_it_is_configured_or_where_the_server_says_so(job
     assert len(jobs_server.requests) == asked, "what is configured needs no question"
 
 
-def test_the_test_button_says_what_is_wrong(jobs_server: JobsServer):
+def test_the_test_button_says_what_is_wrong(jobs_server: JobsServer) -> None:
     jobs_server.token = "right"
     bad = json.dumps(
         {"conn_type": "lance", "host": jobs_server.url, "password": "wrong-one", "extra": {"auth": "bearer"}}
@@ -110,7 +110,7 @@ def test_the_test_button_says_what_is_wrong(jobs_server: JobsServer):
     assert "oauth2" in message
 
 
-def test_an_in_process_namespace_needs_no_server(tmp_path: Path):
+def test_an_in_process_namespace_needs_no_server(tmp_path: Path) -> None:
     import pyarrow as pa
 
     hook = hook_of(json.dumps({"conn_type": "lance", "extra": {"impl": "dir", "properties": {"root": str(tmp_path)}}}))
@@ -132,10 +132,10 @@ def test_an_in_process_namespace_needs_no_server(tmp_path: Path):
     )
 
 
-def test_the_async_client_is_the_same_namespace(jobs_server: JobsServer):
+def test_the_async_client_is_the_same_namespace(jobs_server: JobsServer) -> None:
     jobs_server.versions = {"t": 5}
 
-    async def version() -> int:
+    async def version() -> int | None:
         client = await LanceNamespaceHook("hook_test").get_async_conn()
         async with client:
             return (await client.describe_table({"id": ["t"]})).version
@@ -144,6 +144,6 @@ def test_the_async_client_is_the_same_namespace(jobs_server: JobsServer):
         assert asyncio.run(version()) == 5
 
 
-def test_junk_properties_are_refused_with_a_sentence():
+def test_junk_properties_are_refused_with_a_sentence() -> None:
     with pytest.raises(InvalidSettingsError, match="properties"):
         hook_of(json.dumps({"conn_type": "lance", "extra": {"impl": "dir", "properties": "{not json"}}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,28 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.engine.changes import SourcePoint, version_timestamp
-from airflow_provider_lance.engine.view_commit import ViewTable
-from airflow_provider_lance.engine.view_table import Outcome, write_bookmark
+from airflow_provider_lance.engine.views.commit_next import ViewTable
+from airflow_provider_lance.engine.views.publish import write_bookmark
+from airflow_provider_lance.functions import UdfColumn
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 from airflow_provider_lance.namespace import SparkNamespace
-from airflow_provider_lance.namespace.database import sqlite_url
+from airflow_provider_lance.namespace.jobs.database import sqlite_url
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
-from airflow_provider_lance.operators.lineage import computed_inputs
+from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
 from airflow_provider_lance.operators.materialized_view import (
     LanceCreateMaterializedViewOperator,
     LanceRefreshMaterializedViewOperator,
 )
-from airflow_provider_lance.operators.staging import stage_version
-from airflow_provider_lance.operators.table import LanceAddColumnsOperator, LanceCreateTableVersionOperator
 from airflow_provider_lance.operators.tag import LanceCreateTagOperator, LanceUpdateTagOperator
-from airflow_provider_lance.operators.udf import UdfColumn
+from airflow_provider_lance.operators.version import LanceCreateTableVersionOperator, stage_version
 from airflow_provider_lance.sensors.job import LanceJobSensor
-from tests.airflow.conftest import connection
+from airflow_provider_lance.storage.manifests import version_timestamp
+from airflow_provider_lance.storage.view_state import Outcome, SourcePoint
+from airflow_provider_lance.tasks.lineage import computed_inputs
+from tests.airflow.conftest import NewDag, RunDag, connection
 from tests.namespace.conftest import QUICK
+from tests.namespace.people import PEOPLE, stream, with_people
 from tests.namespace.server_process import ServerProcess
-from tests.namespace.tables import PEOPLE, stream, with_people
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("airflow_home")]
 
@@ -40,7 +41,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("airflow_home")]
 def executor(tmp_path: Path) -> Iterator[ServerProcess]:
     """Executes the jobs; ``lance_default`` is the in-process namespace on the same tables and the same registry."""
     server = ServerProcess(tmp_path, registry=sqlite_url(tmp_path / "jobs.sqlite"), timings=QUICK).start()
-    people = with_people(tmp_path / "lake")
+    people: Any = with_people(tmp_path / "lake")
     people.alter_table_add_columns({"id": ["people"], "new_columns": [{"name": "n", "computed": "length(text)"}]})
     kind = f"{SparkNamespace.__module__.rpartition('.')[0]}.{SparkNamespace.__name__}"
     properties = {"root": str(tmp_path / "lake"), "jobs_url": server.registry, "config": str(tmp_path / "config.toml")}
@@ -52,9 +53,7 @@ def executor(tmp_path: Path) -> Iterator[ServerProcess]:
         server.stop()
 
 
-def test_backfills_and_views_by_poking(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], executor: ServerProcess
-):
+def test_backfills_and_views_by_poking(run_dag: RunDag, new_dag: NewDag, executor: ServerProcess) -> None:
     with new_dag(params={"some": 2}) as dag:
         fill = LanceBackfillColumnOperator(
             task_id="fill", table_id="people", column="n", concurrency="{{ params.some }}", deferrable=True
@@ -83,13 +82,14 @@ def test_backfills_and_views_by_poking(
     assert run.xcom("create")["table_id"] == ["loud"]
 
 
-def test_what_the_namespace_refuses_is_said_in_one_sentence(executor: ServerProcess):
+def test_what_the_namespace_refuses_is_said_in_one_sentence(executor: ServerProcess) -> None:
     hook = LanceNamespaceHook()
-    for operation, fields, sentence in [
+    cases: list[tuple[str, dict[str, object], str]] = [
         ("refresh_materialized_view", {"id": ["loud"], "concurrency": "2"}, "concurrency: input should be a valid int"),
         ("create_materialized_view", {"id": ["loud"], "query": "DROP TABLE people"}, "query must be a SELECT"),
         ("create_materialized_view", {"id": ["loud"]}, "create_materialized_view: kind: input should be"),
-    ]:
+    ]
+    for operation, fields, sentence in cases:
         with pytest.raises(WireError, match=sentence) as refused:
             hook.call(operation, fields)
         assert refused.value.code == 13
@@ -98,8 +98,8 @@ def test_what_the_namespace_refuses_is_said_in_one_sentence(executor: ServerProc
 
 
 def test_the_inputs_of_every_kind_of_column_are_found(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], executor: ServerProcess
-):
+    run_dag: RunDag, new_dag: NewDag, executor: ServerProcess
+) -> None:
     with new_dag() as dag:
         LanceAddColumnsOperator(
             task_id="declare",
@@ -113,10 +113,9 @@ def test_the_inputs_of_every_kind_of_column_are_found(
     assert computed_inputs(hook, ["people"], "text") == []
 
 
-def test_columns_of_a_branch_are_added_once(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], executor: ServerProcess
-):
-    LanceNamespaceHook().get_conn().create_table_branch({"id": ["people"], "name": "work"})
+def test_columns_of_a_branch_are_added_once(run_dag: RunDag, new_dag: NewDag, executor: ServerProcess) -> None:
+    namespace: Any = LanceNamespaceHook().get_conn()
+    namespace.create_table_branch({"id": ["people"], "name": "work"})
     columns: dict[str, Any] = {"table_id": "people", "expressions": {"twice": "id * 2"}, "if_exists": "skip"}
     with new_dag() as dag:
         branch = LanceAddColumnsOperator(task_id="branch", branch="work", **columns)
@@ -133,9 +132,9 @@ def test_columns_of_a_branch_are_added_once(
 
 
 def test_a_version_is_skipped_where_it_is_there_and_not_where_it_cannot_be(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], executor: ServerProcess
-):
-    namespace = LanceNamespaceHook().get_conn()
+    run_dag: RunDag, new_dag: NewDag, executor: ServerProcess
+) -> None:
+    namespace: Any = LanceNamespaceHook().get_conn()
     staged = stage_version(namespace, ["people"], lambda table: table.delete("id = 1"))
     namespace.insert_into_table({"id": ["people"]}, stream(PEOPLE.append_column("n", pa.nulls(3, pa.int32()))))
     newest = namespace.describe_table({"id": ["people"], "load_detailed_metadata": True}).version
@@ -152,10 +151,8 @@ def test_a_version_is_skipped_where_it_is_there_and_not_where_it_cannot_be(
     assert run.task_state("beyond") == "failed"
 
 
-def test_a_tag_on_a_branch_is_followed_to_its_branch(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], executor: ServerProcess
-):
-    namespace = LanceNamespaceHook().get_conn()
+def test_a_tag_on_a_branch_is_followed_to_its_branch(run_dag: RunDag, new_dag: NewDag, executor: ServerProcess) -> None:
+    namespace: Any = LanceNamespaceHook().get_conn()
     namespace.create_table_branch({"id": ["people"], "name": "work"})
     namespace.delete_from_table({"id": ["people"], "branch": "work", "predicate": "id = 1"})
     namespace.delete_from_table({"id": ["people"], "predicate": "id > 0"})  # main has a version of that number too
@@ -181,15 +178,17 @@ def test_a_tag_on_a_branch_is_followed_to_its_branch(
 
 
 def test_a_view_over_two_tables_is_skipped_only_while_both_stay(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], executor: ServerProcess
-):
-    namespace = LanceNamespaceHook().get_conn()
-    assert isinstance(namespace, SparkNamespace)
+    run_dag: RunDag, new_dag: NewDag, executor: ServerProcess
+) -> None:
+    namespace: Any = LanceNamespaceHook().get_conn()
     namespace.create_table({"id": ["pets"]}, stream(PEOPLE))
     query = "SELECT a.id FROM people a JOIN pets b ON a.id = b.id"
     namespace.create_materialized_view({"id": ["joined"], "query": query, "with_no_data": True})
-    sources = {name: namespace._catalog.open([name]) for name in ("people", "pets")}
-    points = {name: SourcePoint(source.version, version_timestamp(source)) for name, source in sources.items()}
+    points = {}
+    for name in ("people", "pets"):
+        table = namespace._catalog.table([name])
+        version = table.open().version
+        points[name] = SourcePoint(version, version_timestamp(table, version))
     view = namespace._catalog.table(["joined"])
     write_bookmark(ViewTable(view), view.open().version, Outcome(points, "rebuild"), "job")
 

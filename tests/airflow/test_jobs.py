@@ -25,8 +25,9 @@ from airflow_provider_lance.operators.materialized_view import (
     LanceRefreshMaterializedViewOperator,
 )
 from airflow_provider_lance.operators.operation import LanceOperator
-from airflow_provider_lance.operators.rejoin import conclude, rejoin, remember
 from airflow_provider_lance.sensors.job import LanceJobSensor
+from airflow_provider_lance.tasks.rejoin import mark_concluded, rejoin, save_job
+from tests.airflow.conftest import NewDag, RunDag
 from tests.airflow.jobs_server import JobsServer
 
 RESULT = {"rows_assigned": 7, "rows_failed": 0, "rows_remaining": 0, "source_version": 3, "published_version": 4}
@@ -57,8 +58,8 @@ def when_submitted(count: int, then: Callable[[JobsServer, str], Any]) -> Callab
 
 @both_ways
 def test_a_backfill_returns_what_the_job_did(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     asset = create_asset(authority="prod", table_id=["sales", "orders"])
     other = create_asset(authority="prod", table_id=["sales", "customers"])
@@ -112,14 +113,14 @@ def test_a_backfill_returns_what_the_job_did(
     ],
 )
 def test_a_failed_job_fails_its_task_and_says_whether_to_retry(
-    run_dag: Callable[..., Any],
-    new_dag: Callable[..., Any],
+    run_dag: RunDag,
+    new_dag: NewDag,
     lance_connection: JobsServer,
     deferrable: bool,
     failure: dict[str, Any] | None,
     state: str,
     tries: int,
-):
+) -> None:
     server = lance_connection
     with new_dag() as dag:
         LanceBackfillColumnOperator(
@@ -135,8 +136,8 @@ def test_a_failed_job_fails_its_task_and_says_whether_to_retry(
 
 @both_ways
 def test_the_deadline_cancels_the_job(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     with new_dag() as dag:
         LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", deferrable=deferrable, timeout=1)
@@ -147,8 +148,8 @@ def test_the_deadline_cancels_the_job(
 
 @both_ways
 def test_execution_timeout_holds_while_deferred_and_the_next_try_starts_anew(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     server.cancel_delay = 0.8  # the second try must not rejoin a job that is about to end
     with new_dag() as dag:
@@ -169,8 +170,8 @@ def test_execution_timeout_holds_while_deferred_and_the_next_try_starts_anew(
 
 @both_ways
 def test_a_job_that_vanishes_is_lost_and_retried(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     with new_dag() as dag:
         LanceBackfillColumnOperator(
@@ -189,8 +190,8 @@ def test_a_job_that_vanishes_is_lost_and_retried(
 
 @both_ways
 def test_server_errors_while_waiting_are_tolerated(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     with new_dag() as dag:
         LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", deferrable=deferrable)
@@ -207,8 +208,8 @@ def test_server_errors_while_waiting_are_tolerated(
 
 @both_ways
 def test_a_submitted_job_is_handed_to_a_sensor(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     with new_dag() as dag:
         fill = LanceBackfillColumnOperator(
@@ -240,10 +241,16 @@ def test_a_submitted_job_is_handed_to_a_sensor(
     assert run.xcom("by_id") == expected
 
 
-def test_a_sensor_reschedules(run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer):
+def test_a_sensor_reschedules(run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer) -> None:
     server = lance_connection
     job = server.add("t", "RUNNING")
-    script(server, lambda s: (time.sleep(1.5), s.finish(job.job_id, result=RESULT)))
+
+    def finish_between_two_pokes(server: JobsServer) -> None:
+        looks = server.paths().count("/v1/jobs/describe")
+        server.wait_for(lambda it: it.paths().count("/v1/jobs/describe") > looks)
+        server.finish(job.job_id, result=RESULT)
+
+    script(server, finish_between_two_pokes)
     with new_dag() as dag:
         LanceJobSensor(task_id="wait", job_id=job.job_id, mode="reschedule", poke_interval=1, deferrable=False)
     run = run_dag(dag)
@@ -252,30 +259,33 @@ def test_a_sensor_reschedules(run_dag: Callable[..., Any], new_dag: Callable[...
 
 
 @pytest.mark.parametrize(
-    "waiting",
-    [{"deferrable": False}, {"deferrable": False, "mode": "reschedule"}, {"deferrable": True}],
+    ("waiting", "looks"),
+    [
+        ({"deferrable": False}, 3),
+        ({"deferrable": False, "mode": "reschedule"}, 3),
+        ({"deferrable": True}, 5),  # one before deferring, three in the triggerer, one for the job's table afterwards
+    ],
     ids=["poke", "reschedule", "deferred"],
 )
 def test_a_sensor_fails_when_nobody_knows_its_job(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, waiting: dict[str, Any]
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, waiting: dict[str, Any], looks: int
+) -> None:
     with new_dag() as dag:
         LanceJobSensor(task_id="wait", job_id="nobody", poke_interval=0.5, timeout=15, **waiting)
     run = run_dag(dag)
     assert run.task_state("wait") == "failed"
-    looks = [path for path in lance_connection.paths() if path.startswith("/v1/jobs/")]
-    assert len(looks) in {3, 4, 5}, "not once, and not until the timeout"
+    assert lance_connection.looks("nobody") == looks, "not once, and not until the timeout"
 
 
 @both_ways
 @pytest.mark.parametrize("soft_fail", [False, True])
 def test_a_sensor_fails_with_its_job_and_times_out(
-    run_dag: Callable[..., Any],
-    new_dag: Callable[..., Any],
+    run_dag: RunDag,
+    new_dag: NewDag,
     lance_connection: JobsServer,
     deferrable: bool,
     soft_fail: bool,
-):
+) -> None:
     server = lance_connection
     failed = server.add("t", "FAILED", failure={"phase": "plan", "message": "no such column", "retryable": False})
     endless = server.add("t", "RUNNING")
@@ -296,9 +306,7 @@ def test_a_sensor_fails_with_its_job_and_times_out(
     assert server.jobs[endless.job_id].state == "RUNNING"  # a sensor only looks on
 
 
-def test_joining_another_tasks_job(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
-):
+def test_joining_another_tasks_job(run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer) -> None:
     server = lance_connection
     other = server.add("t", "RUNNING")
     other.body = {"column": "c"}
@@ -323,8 +331,8 @@ def test_joining_another_tasks_job(
 
 @both_ways
 def test_views_are_created_refreshed_and_skipped(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     server = lance_connection
     server.finish_after = 0.3
     server.finish_result = {"mode": "incremental", "rows_written": 0, "source_version": 5, "version": 2}
@@ -362,9 +370,7 @@ def test_views_are_created_refreshed_and_skipped(
     assert run.task_state("skip") == "skipped"
 
 
-def test_a_job_is_cancelled_by_a_task(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
-):
+def test_a_job_is_cancelled_by_a_task(run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer) -> None:
     server = lance_connection
     with new_dag() as dag:
         submit = LanceOperator(
@@ -375,6 +381,7 @@ def test_a_job_is_cancelled_by_a_task(
         ends = LanceCancelJobOperator(task_id="ends", job_id="nobody", if_missing="skip_task")
         submit >> cancel >> missing >> ends
     run = run_dag(dag)
+    assert {name.lower(): value for name, value in server.headers[0].items()}["x-lance-ctx-task-id"] == "submit"
     assert run.xcom("cancel")["state"] == "CANCELLED"
     assert run.task_state("missing") == "success"
     assert run.xcom("missing")["state"] == "LOST"
@@ -383,15 +390,15 @@ def test_a_job_is_cancelled_by_a_task(
 
 
 def test_a_crash_after_the_submit_rejoins_the_job(
-    run_dag: Callable[..., Any],
-    new_dag: Callable[..., Any],
+    run_dag: RunDag,
+    new_dag: NewDag,
     lance_connection: JobsServer,
     monkeypatch: pytest.MonkeyPatch,
-):
+) -> None:
     """The worker dies while it waits: the retry waits for the same job, and submits nothing."""
     server = lance_connection
     waits = []
-    wait = LanceBackfillColumnOperator._wait
+    wait = LanceBackfillColumnOperator.wait_on_worker
 
     def crash_once(self: Any, submitted: Any) -> Any:
         waits.append(submitted.job_id)
@@ -400,7 +407,7 @@ def test_a_crash_after_the_submit_rejoins_the_job(
         server.finish(submitted.job_id, result=RESULT)
         return wait(self, submitted)
 
-    monkeypatch.setattr(LanceBackfillColumnOperator, "_wait", crash_once)
+    monkeypatch.setattr(LanceBackfillColumnOperator, "wait_on_worker", crash_once)
     with new_dag() as dag:
         LanceBackfillColumnOperator(
             task_id="fill", table_id="t", column="c", retries=1, retry_delay=timedelta(0), deferrable=False
@@ -416,8 +423,8 @@ def test_a_crash_after_the_submit_rejoins_the_job(
 @pytest.mark.skipif(not HAS_STATE_STORE, reason="Airflow 3.2 keeps no state of a task from try to try")
 @both_ways
 def test_a_success_that_airflow_did_not_write_down_submits_nothing_again(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, deferrable: bool
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+) -> None:
     """The job is done and the task's code has ended, but Airflow decides on another try all the same."""
     server = lance_connection
     server.finish_after = 0.3
@@ -444,7 +451,7 @@ def test_a_success_that_airflow_did_not_write_down_submits_nothing_again(
     assert len(server.submitted()) == 1
 
 
-def test_a_cleared_success_submits_again(airflow_home: Path, lance_connection: JobsServer):
+def test_a_cleared_success_submits_again(airflow_home: Path, lance_connection: JobsServer) -> None:
     """Whatever mark the first run left: also where fewer retries leave ``max_tries`` as it was."""
     job = lance_connection.add("t", "DONE", result=RESULT)
     kept: dict[str, Any] = {}
@@ -459,17 +466,15 @@ def test_a_cleared_success_submits_again(airflow_home: Path, lance_connection: J
 
     hook = LanceNamespaceHook("lance_default")
     log = logging.getLogger(__name__)
-    remember(context(2, 0), job.job_id)
+    save_job(context(2, 0), job.job_id)
     assert rejoin(context(2, 1), hook, log) is not None, "another task of the run was cleared, this one crashed"
-    conclude(context(2, 0))
+    mark_concluded(context(2, 0))
     assert rejoin(context(2, 0), hook, log) is not None, "its success was lost"
     assert rejoin(context(3, 1), hook, log) is None, "cleared"
     assert rejoin(context(2, 1), hook, log) is None, "cleared, with fewer retries than before"
 
 
-def test_plan_only_and_limits_travel_as_context(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
-):
+def test_plan_only_and_limits_travel_as_context(run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer) -> None:
     server = lance_connection
     server.finish_after = 0.1
     with new_dag() as dag:
@@ -494,9 +499,39 @@ def test_plan_only_and_limits_travel_as_context(
     assert len(sent["x-lance-ctx-idempotency-key"]) == 64
 
 
+def test_the_server_is_told_which_task_asks_and_a_retry_keeps_its_key(
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer
+) -> None:
+    server = lance_connection
+    with new_dag() as dag:
+        LanceBackfillColumnOperator.partial(task_id="fill", column="c", retries=1, retry_delay=timedelta(0)).expand(
+            table_id=["t"]
+        )
+    retryable = {"phase": "launch", "message": "no executor", "retryable": True}
+    script(
+        server,
+        when_submitted(1, lambda s, job: s.finish(job, state="FAILED", failure=retryable)),
+        when_submitted(2, lambda s, job: s.finish(job, result=RESULT)),
+    )
+    run = run_dag(dag)
+    assert run.state == "success"
+    sent = [
+        {name.lower(): value for name, value in headers.items()}
+        for headers, (_, path, _) in zip(server.headers, server.requests, strict=True)
+        if path.endswith("backfill_column")
+    ]
+    assert [entries["x-lance-ctx-try"] for entries in sent] == ["1", "2"]
+    assert len({entries["x-lance-ctx-idempotency-key"] for entries in sent}) == 1
+    for entries in sent:
+        assert entries["x-lance-ctx-dag-id"] == dag.dag_id
+        assert entries["x-lance-ctx-run-id"] == run.dag_run.run_id
+        assert entries["x-lance-ctx-task-id"] == "fill"
+        assert entries["x-lance-ctx-map-index"] == "0"
+
+
 def test_rendered_templates_are_sent_as_what_they_mean(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer
+) -> None:
     server = lance_connection
     server.finish_after = 0.1
     server.versions = {"v": 1}
@@ -542,15 +577,15 @@ def test_rendered_templates_are_sent_as_what_they_mean(
         ),
     ],
 )
-def test_what_an_argument_cannot_mean_is_said_with_its_name(arguments: dict[str, Any], sentence: str):
+def test_what_an_argument_cannot_mean_is_said_with_its_name(arguments: dict[str, Any], sentence: str) -> None:
     operator = LanceBackfillColumnOperator(task_id="fill", table_id="t", column="c", **arguments)
     with pytest.raises(AirflowFailException, match=re.escape(sentence)):
         (operator.request(), operator.options())
 
 
 def test_a_template_without_a_meaning_fails_without_another_try(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer
+) -> None:
     with new_dag(params={"word": "four"}) as dag:
         LanceRefreshMaterializedViewOperator(
             task_id="refresh", table_id="v", concurrency="{{ params.word }}", retries=2, retry_delay=timedelta(0)
@@ -563,8 +598,8 @@ def test_a_template_without_a_meaning_fails_without_another_try(
 
 @pytest.mark.parametrize(("fragments", "state"), [(3, "success"), (0, "skipped")])
 def test_a_plan_with_work_in_it_is_not_skipped(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], lance_connection: JobsServer, fragments: int, state: str
-):
+    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, fragments: int, state: str
+) -> None:
     server = lance_connection
     server.finish_after = 0.1
     server.finish_result = {"plan": {"fragments": fragments, "rows": 0}, "rows_assigned": 0, "rows_failed": 0}
@@ -584,12 +619,12 @@ def test_a_plan_with_work_in_it_is_not_skipped(
     ],
 )
 def test_what_a_refresh_found_to_do_decides_about_skipping(
-    run_dag: Callable[..., Any],
-    new_dag: Callable[..., Any],
+    run_dag: RunDag,
+    new_dag: NewDag,
     lance_connection: JobsServer,
     result: dict[str, Any],
     state: str,
-):
+) -> None:
     server = lance_connection
     server.finish_after, server.finish_result, server.versions = 0.1, result, {"v": 1}
     with new_dag() as dag:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_lance.api.retry import RetryPolicy
 from airflow_provider_lance.triggers import poller
 from airflow_provider_lance.triggers.job import LanceJobTrigger
 from airflow_provider_lance.triggers.table import LanceTableSensorTrigger, LanceTableTrigger
@@ -32,27 +33,39 @@ def run(server: JobsServer, work: Callable[[], Any], **extra: Any) -> Any:
         return asyncio.run(work())
 
 
-async def settled(seconds: float) -> None:
-    await asyncio.sleep(seconds)
+async def looked(server: JobsServer, job_id: str, times: int = 1) -> None:
+    """Until the server was asked for a job so many times more."""
+    before = server.looks(job_id)
+    await asyncio.to_thread(server.wait_for, lambda it: it.looks(job_id) >= before + times)
 
 
-def test_a_thousand_jobs_cost_at_most_five_requests_per_interval(jobs_server: JobsServer):
+async def requested(server: JobsServer, times: int) -> None:
+    """Until the server got so many requests more."""
+    before = len(server.requests)
+    await asyncio.to_thread(server.wait_for, lambda it: len(it.requests) >= before + times)
+
+
+def pollers() -> int:
+    """How many pollers run in this event loop."""
+    return sum(task.get_name() == "lance-poller" for task in asyncio.all_tasks())
+
+
+def test_a_thousand_jobs_cost_at_most_five_requests_per_interval(jobs_server: JobsServer) -> None:
     jobs = [jobs_server.add("t", "RUNNING").job_id for _ in range(1000)]
     interval = 1.0
 
     async def work() -> tuple[int, list[Any]]:
         waiting = [asyncio.create_task(event_of(LanceJobTrigger(job_id=job, poll_interval=interval))) for job in jobs]
-        await settled(4.0)
+        await requested(jobs_server, 12)
         busiest = 0
         times = [at for at, path, _ in jobs_server.requests if path.startswith("/v1/jobs/")]
         for start in times:
             busiest = max(busiest, sum(start <= at < start + interval for at in times))
-        assert poller._pollers[asyncio.get_running_loop()], "they share a poller"
-        assert len(poller._pollers[asyncio.get_running_loop()]) == 1
+        assert pollers() == 1, "they share a poller"
         for job in jobs:
             jobs_server.finish(job, result={"rows_assigned": 1})
         events = await asyncio.wait_for(asyncio.gather(*waiting), 20)
-        assert not poller._pollers[asyncio.get_running_loop()], "the last waiter closes it"
+        assert pollers() == 0, "the last waiter closes it"
         return busiest, events
 
     busiest, events = run(jobs_server, work)
@@ -61,13 +74,13 @@ def test_a_thousand_jobs_cost_at_most_five_requests_per_interval(jobs_server: Jo
     assert sorted(event["job_id"] for event in events) == sorted(jobs)
 
 
-def test_a_server_that_cannot_filter_is_asked_within_bounds():
+def test_a_server_that_cannot_filter_is_asked_within_bounds() -> None:
     with JobsServer(filtered=False) as server:
         jobs = [server.add("t", "RUNNING").job_id for _ in range(300)]
 
         async def work() -> list[Any]:
             waiting = [asyncio.create_task(event_of(LanceJobTrigger(job_id=job, poll_interval=1.0))) for job in jobs]
-            await settled(3.0)
+            await requested(server, 500)
             describes = [at for at, path, _ in server.requests if path == "/v1/jobs/describe"]
             for start in describes[::20]:
                 assert sum(start <= at < start + 1.0 for at in describes) <= 250  # [lance] poll_batch, and an edge
@@ -79,7 +92,7 @@ def test_a_server_that_cannot_filter_is_asked_within_bounds():
     assert {event["state"] for event in events} == {"DONE"}
 
 
-def test_each_trigger_logs_its_own_changes_once(jobs_server: JobsServer):
+def test_each_trigger_logs_its_own_changes_once(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = jobs_server.add("a", "QUEUED").job_id, jobs_server.add("b", "RUNNING").job_id
     whose: contextvars.ContextVar[str] = contextvars.ContextVar("whose", default="nobody")
     lines: list[tuple[str, str]] = []
@@ -91,16 +104,16 @@ def test_each_trigger_logs_its_own_changes_once(jobs_server: JobsServer):
     async def wait(name: str, job: str) -> Any:
         whose.set(name)
         trigger = LanceJobTrigger(job_id=job, poll_interval=0.2)
-        trigger._log = logger
+        monkeypatch.setattr(trigger, "_log", logger)
         return await event_of(trigger)
 
     async def work() -> None:
         one = asyncio.create_task(wait("one", first))
         two = asyncio.create_task(wait("two", second))
-        await settled(1.2)
+        await asyncio.gather(looked(jobs_server, first, 2), looked(jobs_server, second, 2))
         progress = {"phase": "compute", "fragments_done": 12, "fragments_total": 64, "rows_per_second": 3.1e6}
         jobs_server.finish(first, state="RUNNING", progress=progress)
-        await settled(1.0)
+        await looked(jobs_server, first, 2)
         jobs_server.finish(first)
         jobs_server.finish(second)
         await asyncio.gather(one, two)
@@ -116,16 +129,18 @@ def test_each_trigger_logs_its_own_changes_once(jobs_server: JobsServer):
     assert not [text for name, text in lines if name == "nobody"]
 
 
-def test_transient_errors_are_tolerated_and_too_many_are_lost(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch):
+def test_transient_errors_are_tolerated_and_too_many_are_lost(
+    jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
-    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+    monkeypatch.setattr(poller, "POLL_RETRY", RetryPolicy(attempts=1))
     job = jobs_server.add("t", "RUNNING").job_id
 
     async def tolerated() -> Any:
         waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=job, poll_interval=0.1)))
-        await settled(0.8)
+        await looked(jobs_server, job)
         jobs_server.broken = [500, 500]
-        await settled(1.0)
+        await looked(jobs_server, job, 3)
         jobs_server.finish(job)
         return await asyncio.wait_for(waiting, 10)
 
@@ -134,7 +149,7 @@ def test_transient_errors_are_tolerated_and_too_many_are_lost(jobs_server: JobsS
 
     async def lost() -> Any:
         waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=job, poll_interval=0.1)))
-        await settled(0.8)
+        await looked(jobs_server, job)
         jobs_server.broken = [500] * 50
         return await asyncio.wait_for(waiting, 10)
 
@@ -145,20 +160,13 @@ def test_transient_errors_are_tolerated_and_too_many_are_lost(jobs_server: JobsS
 
 
 @pytest.mark.parametrize("batch", ["200", "4"], ids=["asked together", "one job per look"])
-def test_one_unreadable_job_hides_no_other(monkeypatch: pytest.MonkeyPatch, batch: str):
+def test_one_unreadable_job_hides_no_other(monkeypatch: pytest.MonkeyPatch, batch: str) -> None:
     monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
     monkeypatch.setenv("AIRFLOW__LANCE__POLL_BATCH", batch)
-    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+    monkeypatch.setattr(poller, "POLL_RETRY", RetryPolicy(attempts=1))
     with JobsServer(filtered=False) as server:
         corrupt, good = server.add("t", "RUNNING").job_id, server.add("u", "DONE").job_id
-        answer = server._jobs
-        monkeypatch.setattr(
-            server,
-            "_jobs",
-            lambda what, body: (
-                (500, {"error": "corrupt row", "code": 18}) if body.get("job_id") == corrupt else answer(what, body)
-            ),
-        )
+        server.corrupt.add(corrupt)
 
         async def work() -> list[Any]:
             triggers = [LanceJobTrigger(job_id=job, poll_interval=0.1) for job in (corrupt, good)]
@@ -169,16 +177,16 @@ def test_one_unreadable_job_hides_no_other(monkeypatch: pytest.MonkeyPatch, batc
     assert "corrupt row" in first["failure"]["message"]
 
 
-def test_the_pace_is_that_of_those_who_still_wait(jobs_server: JobsServer):
+def test_the_pace_is_that_of_those_who_still_wait(jobs_server: JobsServer) -> None:
     quick, slow = jobs_server.add("t", "RUNNING").job_id, jobs_server.add("u", "RUNNING").job_id
 
     async def work() -> int:
         waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=slow, poll_interval=30)))
         jobs_server.finish(quick)
         await event_of(LanceJobTrigger(job_id=quick, poll_interval=0.1))
-        await settled(1.0)  # the looks of a young watch are over
+        await looked(jobs_server, slow)  # the first look, which comes after half a second
         before = len(jobs_server.requests)
-        await settled(1.5)
+        await asyncio.sleep(1.5)  # a rate is measured: the quick interval would make dozens of requests
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         return len(jobs_server.requests) - before
@@ -186,12 +194,18 @@ def test_the_pace_is_that_of_those_who_still_wait(jobs_server: JobsServer):
     assert run(jobs_server, work) <= 2
 
 
-def test_an_unknown_job_is_lost_and_a_late_one_is_not(jobs_server: JobsServer):
+def test_an_unknown_job_is_lost_and_a_late_one_is_not(jobs_server: JobsServer) -> None:
     event = run(jobs_server, lambda: event_of(LanceJobTrigger(job_id="nobody", poll_interval=0.1)))
     assert (event["state"], event["failure"]["phase"]) == ("LOST", "wait")
+    assert jobs_server.looks("nobody") == 3
+    late = jobs_server.add("t", "DONE", result={"rows_assigned": 1}).job_id
+    jobs_server.hidden[late] = 2
+    event = run(jobs_server, lambda: event_of(LanceJobTrigger(job_id=late, poll_interval=0.1)))
+    assert (event["state"], event["result"]) == ("DONE", {"rows_assigned": 1})
+    assert jobs_server.looks(late) == 3
 
 
-def test_the_deadline_is_in_the_trigger(jobs_server: JobsServer):
+def test_the_deadline_is_in_the_trigger(jobs_server: JobsServer) -> None:
     job = jobs_server.add("t", "RUNNING").job_id
     began = time.monotonic()
     trigger = LanceJobTrigger(job_id=job, poll_interval=30, deadline=time.time() + 1)
@@ -201,13 +215,13 @@ def test_the_deadline_is_in_the_trigger(jobs_server: JobsServer):
     assert jobs_server.jobs[job].state == "RUNNING"  # the task cancels it, not the trigger
 
 
-def test_a_user_kill_cancels_the_job_and_a_restart_does_not(jobs_server: JobsServer):
+def test_a_user_kill_cancels_the_job_and_a_restart_does_not(jobs_server: JobsServer) -> None:
     job = jobs_server.add("t", "RUNNING").job_id
 
     async def restart() -> None:
         trigger = LanceJobTrigger(job_id=job, poll_interval=0.1)
         task = asyncio.create_task(event_of(trigger))
-        await settled(0.3)
+        await looked(jobs_server, job)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await trigger.cleanup()
@@ -220,7 +234,7 @@ def test_a_user_kill_cancels_the_job_and_a_restart_does_not(jobs_server: JobsSer
     assert jobs_server.jobs[job].cancel_requested
 
 
-def test_rotated_credentials_are_read_again(jobs_server: JobsServer):
+def test_rotated_credentials_are_read_again(jobs_server: JobsServer) -> None:
     import os
 
     job = jobs_server.add("t", "RUNNING").job_id
@@ -233,11 +247,10 @@ def test_rotated_credentials_are_read_again(jobs_server: JobsServer):
 
     async def work() -> Any:
         waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=job, poll_interval=0.1)))
-        await settled(1.0)
+        await looked(jobs_server, job)
         jobs_server.token = "new"
-        await settled(0.5)
+        await looked(jobs_server, job)  # it is refused
         os.environ["AIRFLOW_CONN_LANCE_DEFAULT"] = uri("new")
-        await settled(1.0)
         jobs_server.finish(job)
         return await asyncio.wait_for(waiting, 10)
 
@@ -246,7 +259,7 @@ def test_rotated_credentials_are_read_again(jobs_server: JobsServer):
     assert event["state"] == "DONE", event
 
 
-def test_an_event_is_small_and_holds_no_credentials(jobs_server: JobsServer):
+def test_an_event_is_small_and_holds_no_credentials(jobs_server: JobsServer) -> None:
     job = jobs_server.add(
         "t",
         "FAILED",
@@ -259,7 +272,7 @@ def test_an_event_is_small_and_holds_no_credentials(jobs_server: JobsServer):
     assert event["result"] == {"rows_failed": 3, "truncated": True}
 
 
-def test_a_trigger_stores_names_not_secrets():
+def test_a_trigger_stores_names_not_secrets() -> None:
     path, kwargs = LanceJobTrigger(job_id="j", lance_conn_id="c", deadline=1.5, poll_interval=2).serialize()
     assert path == "airflow_provider_lance.triggers.job.LanceJobTrigger"
     assert LanceJobTrigger(**json.loads(json.dumps(kwargs))).serialize() == (path, kwargs)
@@ -297,18 +310,21 @@ def watch(server: JobsServer, store: Store | None, changes: list[Callable[[], An
                 fired.append(event.payload)
 
         task = asyncio.create_task(collect())
+        # A request may have begun before the change; the second sees it, and the third comes after its event.
         for change in changes:
-            await settled(0.5)
+            await requested(server, 3)
             change()
-        await settled(0.5)
+            await asyncio.to_thread(server.wait_for, lambda it: not it.broken)
+        await requested(server, 3)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return fired
 
-    return run(server, work)
+    fired: list[Any] = run(server, work)
+    return fired
 
 
-def test_a_watcher_fires_for_each_new_version_and_remembers(jobs_server: JobsServer):
+def test_a_watcher_fires_for_each_new_version_and_remembers(jobs_server: JobsServer) -> None:
     jobs_server.versions["t"] = 3
     store = Store()
     fired = watch(
@@ -323,7 +339,7 @@ def test_a_watcher_fires_for_each_new_version_and_remembers(jobs_server: JobsSer
     assert watch(jobs_server, store, []) == []
 
 
-def test_a_watcher_follows_a_tag_forwards_and_backwards(jobs_server: JobsServer):
+def test_a_watcher_follows_a_tag_forwards_and_backwards(jobs_server: JobsServer) -> None:
     jobs_server.versions["t"] = 3
     store = Store()
     moves = [
@@ -337,7 +353,7 @@ def test_a_watcher_follows_a_tag_forwards_and_backwards(jobs_server: JobsServer)
     assert store.values == {"tag:production": 1}
 
 
-def test_a_watcher_fires_for_a_table_that_appears_also_after_it_was_dropped(jobs_server: JobsServer):
+def test_a_watcher_fires_for_a_table_that_appears_also_after_it_was_dropped(jobs_server: JobsServer) -> None:
     moves: list[Callable[[], Any]] = [
         lambda: jobs_server.versions.update(t=1),
         lambda: jobs_server.versions.pop("t"),
@@ -347,8 +363,8 @@ def test_a_watcher_fires_for_a_table_that_appears_also_after_it_was_dropped(jobs
     assert [(payload["previous_version"], payload["version"]) for payload in fired] == [(None, 1), (None, 1)]
 
 
-def test_a_watcher_without_a_store_still_watches(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+def test_a_watcher_without_a_store_still_watches(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "POLL_RETRY", RetryPolicy(attempts=1))
     jobs_server.versions["t"] = 1
 
     def change_unseen() -> None:
@@ -359,9 +375,11 @@ def test_a_watcher_without_a_store_still_watches(jobs_server: JobsServer, monkey
     assert [(payload["previous_version"], payload["version"]) for payload in fired] == [(1, 2)]
 
 
-def test_a_sensor_gives_up_after_failures_in_a_row_only(jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch):
+def test_a_sensor_gives_up_after_failures_in_a_row_only(
+    jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__LANCE__POLL_ERRORS", "2")
-    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+    monkeypatch.setattr(poller, "POLL_RETRY", RetryPolicy(attempts=1))
     jobs_server.versions["t"] = 1
     trigger = LanceTableSensorTrigger(table_id=["t"], goal={"after": 1}, poll_interval=0.05)
 
@@ -384,7 +402,7 @@ def test_a_sensor_gives_up_after_failures_in_a_row_only(jobs_server: JobsServer,
 
 
 @pytest.mark.parametrize("status", [401, 503], ids=["refused", "retried inside of the look"])
-def test_a_sensors_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_server: JobsServer, status: int):
+def test_a_sensors_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_server: JobsServer, status: int) -> None:
     jobs_server.broken = [status] * 1000
     trigger = LanceTableSensorTrigger(
         table_id=["t"], goal={"exists": True}, poll_interval=30, deadline=time.time() + 1.5
@@ -396,7 +414,7 @@ def test_a_sensors_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_se
     assert ("broken on purpose (401)" if status == 401 else "was not answered") in event["error"]
 
 
-def test_a_jobs_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_server: JobsServer):
+def test_a_jobs_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_server: JobsServer) -> None:
     jobs_server.token = "another"
     trigger = LanceJobTrigger(job_id="j", poll_interval=30, deadline=time.time() + 1.5)
     began = time.monotonic()
@@ -406,7 +424,7 @@ def test_a_jobs_deadline_holds_while_looks_fail_and_the_error_is_told(jobs_serve
     assert "who are you" in event["failure"]["message"]
 
 
-def test_only_a_watchers_trigger_stays_out_of_triggerer_queues():
+def test_only_a_watchers_trigger_stays_out_of_triggerer_queues() -> None:
     """Airflow stores a queue with a deferred task only where its trigger supports one."""
     from airflow.triggers.base import BaseEventTrigger
 
@@ -419,8 +437,8 @@ def test_only_a_watchers_trigger_stays_out_of_triggerer_queues():
 @pytest.mark.parametrize("watcher", [False, True], ids=["sensor", "watcher"])
 def test_failed_looks_are_warnings_and_the_servers_return_is_said_once(
     jobs_server: JobsServer, monkeypatch: pytest.MonkeyPatch, watcher: bool
-):
-    monkeypatch.setattr(poller, "POLL_RETRY", poller.RetryPolicy(attempts=1))
+) -> None:
+    monkeypatch.setattr(poller, "POLL_RETRY", RetryPolicy(attempts=1))
     jobs_server.versions["t"] = 1
     jobs_server.broken = [500, 500]
     lines: list[tuple[str, str]] = []

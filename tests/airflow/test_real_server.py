@@ -6,14 +6,14 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.utils.file import get_unique_dag_module_name
 
-from tests.airflow.conftest import connection
+from tests.airflow.conftest import RunDag, connection
 from tests.airflow.real_server import KEY, RealServer, serve
 from tests.airflow.standalone import eventually
 
@@ -64,7 +64,7 @@ def example_module(name: str) -> Any:
 EXAMPLES = sorted(path.stem for path in (ROOT / "dags").glob("*.py"))
 
 
-def test_the_quickstart_drops_no_table_of_another_example():
+def test_the_quickstart_drops_no_table_of_another_example() -> None:
     quickstart = example_module("lance_quickstart")
     dropped = {tuple(quickstart.ARTICLES), tuple(quickstart.LONG_ARTICLES)}
     for name in EXAMPLES:
@@ -73,14 +73,16 @@ def test_the_quickstart_drops_no_table_of_another_example():
         dag = example(name)
         named = [getattr(each, "table_id", None) for each in dag.tasks]
         named += [dag.params.get("table")] if "table" in dag.params else []
-        assert not dropped & {tuple([each] if isinstance(each, str) else each) for each in named if is_table_id(each)}
+        assert not dropped & {table_id for each in named if (table_id := as_table_id(each)) is not None}
 
 
-def is_table_id(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value))
+def as_table_id(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else None
 
 
-def test_examples_name_a_watched_asset_only_with_its_watcher():
+def test_examples_name_a_watched_asset_only_with_its_watcher() -> None:
     """Airflow removes an asset's watcher whenever it parses a file that names the asset without it."""
     watchers: dict[str, set[tuple[str, ...]]] = {}
     for name in EXAMPLES:
@@ -96,21 +98,21 @@ def test_examples_name_a_watched_asset_only_with_its_watcher():
 class TestExamples:
     """The examples work on tables that are in place; the quickstart makes its own."""
 
-    def test_quickstart(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_quickstart(self, run_dag: RunDag, real: RealServer) -> None:
         run = run_dag(example("lance_quickstart"), run_conf={"rows": 2000})
         assert run.state == "success"
         assert run.xcom("backfill_column")["result"]["rows_assigned"] == 2000
         assert run.xcom("refresh_view")["result"]["rows_written"] > 0
         assert run.xcom("move_tag")["version"] == run.xcom("create_version")["version"]
 
-    def test_a_view_is_refreshed_whatever_ran_before(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_a_view_is_refreshed_whatever_ran_before(self, run_dag: RunDag, real: RealServer) -> None:
         """The watcher starts this example whenever ``articles`` moves; the quickstart ran just before."""
         first = run_dag(example("lance_refresh_on_change"))
         assert first.task_state("refresh") == "success"
         again = run_dag(example("lance_refresh_on_change"))
         assert again.task_state("refresh") == "skipped"
 
-    def test_a_function_of_a_dag_file_fills_a_column(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_a_function_of_a_dag_file_fills_a_column(self, run_dag: RunDag, real: RealServer) -> None:
         run = run_dag(example("lance_embed"))
         assert run.state == "success"
         assert run.xcom("backfill")["result"]["rows_assigned"] == 1000
@@ -121,13 +123,13 @@ class TestExamples:
         assert again.state == "success"
         assert again.xcom("declare")["added"] == []
 
-    def test_backfill_suggests_names(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_backfill_suggests_names(self, run_dag: RunDag, real: RealServer) -> None:
         run = run_dag(example("lance_backfill"), run_conf={"table": "artcles"})
         assert run.task_state("check") == "failed"
         run = run_dag(example("lance_backfill"), run_conf={"column": "text"})
         assert run.task_state("check") == "failed"
 
-    def test_spark_submit_executes_the_job(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_spark_submit_executes_the_job(self, run_dag: RunDag, real: RealServer) -> None:
         dag = example("lance_spark_submit")
         # ``dag.test`` runs one task after the other; the sensor must not come before what it waits for.
         dag.get_task("execute") >> dag.get_task("watch")
@@ -140,7 +142,7 @@ class TestExamples:
         assert (done["state"], done["table_id"]) == ("DONE", ["articles"])
         assert done["job_id"] == run.xcom("submit")["job_id"]
 
-    def test_promote_moves_the_tag_or_rolls_back(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_promote_moves_the_tag_or_rolls_back(self, run_dag: RunDag, real: RealServer) -> None:
         before = real.wire.call("get_table_tag_version", {"id": ["articles"], "tag": "production"}).value["version"]
         run = run_dag(example("lance_promote"), run_conf={"min_rows": 10_000_000})
         assert run.task_state("check") == "failed"
@@ -149,7 +151,7 @@ class TestExamples:
         after = real.wire.call("get_table_tag_version", {"id": ["articles"], "tag": "production"}).value["version"]
         assert after == before
 
-    def test_views_are_refreshed_in_order_and_skipped(self, run_dag: Callable[..., Any], real: RealServer):
+    def test_views_are_refreshed_in_order_and_skipped(self, run_dag: RunDag, real: RealServer) -> None:
         query = "SELECT a.id FROM articles a JOIN long_articles b ON a.id = b.id"
         real.wire.call("create_materialized_view", {"id": ["joined"], "query": query, "with_no_data": True})
         run = run_dag(example("lance_refresh_views"))
@@ -163,7 +165,7 @@ class TestExamples:
         moved = run_dag(example("lance_refresh_views"))
         assert moved.instance("refresh_level_1", 0).state == "success"
 
-    def test_no_job_is_left_and_no_secret_is_found(self, airflow_home: Path, real: RealServer):
+    def test_no_job_is_left_and_no_secret_is_found(self, airflow_home: Path, real: RealServer) -> None:
         assert {job["state"] for job in real.jobs()} <= {"DONE"}
         # The server keeps a driver's launch token in a file of its own until the driver is gone.
         running = real.folder / "state" / "running"

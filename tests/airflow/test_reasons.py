@@ -12,18 +12,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
 
+from airflow_provider_lance.functions import UdfColumn
 from airflow_provider_lance.operators.backfill import LanceBackfillColumnOperator
+from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
 from airflow_provider_lance.operators.job import LanceCancelJobOperator
 from airflow_provider_lance.operators.materialized_view import (
     LanceCreateMaterializedViewOperator,
     LanceRefreshMaterializedViewOperator,
 )
 from airflow_provider_lance.operators.operation import LanceOperator
-from airflow_provider_lance.operators.spec import read_spec
 from airflow_provider_lance.operators.table import (
-    LanceAddColumnsOperator,
     LanceCreateEmptyTableOperator,
     LanceCreateTableOperator,
     LanceDropTableOperator,
@@ -33,8 +33,9 @@ from airflow_provider_lance.operators.tag import (
     LanceDeleteTagOperator,
     LanceUpdateTagOperator,
 )
-from airflow_provider_lance.operators.udf import UdfColumn
 from airflow_provider_lance.sensors.job import LanceJobSensor
+from airflow_provider_lance.sensors.table import LanceTableVersionSensor
+from airflow_provider_lance.tasks.job_spec import read_spec
 from tests.airflow.conftest import connection, rest_connection
 from tests.airflow.jobs_server import JobsServer
 
@@ -50,7 +51,14 @@ def execute(task: Any, caplog: pytest.LogCaptureFixture) -> Any:
     log.setLevel(logging.INFO)
     store: dict[str, Any] = {}
     ti = SimpleNamespace(
-        dag_id="d", run_id="r", task_id="x", map_index=-1, max_tries=0, xcom_push=lambda **_: None, start_date=None
+        dag_id="d",
+        run_id="r",
+        task_id="x",
+        map_index=-1,
+        max_tries=0,
+        try_number=1,
+        xcom_push=lambda **_: None,
+        start_date=None,
     )
     kept = SimpleNamespace(get=store.get, set=store.__setitem__)
     with mock.patch.object(type(task), "log", log):
@@ -71,21 +79,31 @@ def pylance(request: pytest.FixtureRequest, rest_adapter: str, tmp_path: Path) -
         yield f"t{uuid.uuid4().hex[:8]}"
 
 
+def test_identifiers_are_joined_with_the_connections_delimiter(
+    jobs_server: JobsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs_server.versions["a.t"] = 3
+    jobs_server.finish_after, jobs_server.finish_state = 0.0, "FAILED"
+    with connection("lance_default", rest_connection(jobs_server.url, delimiter=".")):
+        with pytest.raises(AirflowFailException, match=r"The table a\.t has no tag 'x'"):
+            execute(LanceUpdateTagOperator(task_id="x", table_id="a.t", tag="x", version=1), caplog)
+        with pytest.raises(AirflowFailException, match=r"^a\.t\.c: "):
+            execute(LanceBackfillColumnOperator(task_id="x", table_id=["a", "t"], column="c"), caplog)
+        sensor = LanceTableVersionSensor(task_id="x", table_id="a.t", min_version=4, timeout=0)
+        with pytest.raises(AirflowSensorTimeout):
+            execute(sensor, caplog)
+    assert "Waiting for table a.t: a version above 3; it is 3." in caplog.text
+
+
 class TestFailures:
     @pytest.mark.parametrize("prefix", ["", "mist2.r: "], ids=["another server's words", "our engine's words"])
     def test_the_reason_of_a_failed_job_is_the_first_error_line(
         self, lance_connection: JobsServer, caplog: pytest.LogCaptureFixture, prefix: str
-    ):
+    ) -> None:
         message = f'{prefix}the function failed on row 0: ZeroDivisionError: division by zero\n  File "f.py", line 3'
-        lance_connection._move = lambda: [  # type: ignore[method-assign,func-returns-value]
-            lance_connection.finish(
-                job.job_id,
-                "FAILED",
-                failure={"phase": "compute", "message": message, "retryable": False},
-                result={"rows_failed": 1200},
-            )
-            for job in lance_connection.live()
-        ]
+        lance_connection.finish_after, lance_connection.finish_state = 0.0, "FAILED"
+        lance_connection.finish_failure = {"phase": "compute", "message": message, "retryable": False}
+        lance_connection.finish_result = {"rows_failed": 1200}
         with pytest.raises(AirflowFailException) as failed:
             execute(LanceBackfillColumnOperator(task_id="x", table_id="mist2", column="r"), caplog)
         (job,) = lance_connection.submitted()
@@ -102,13 +120,13 @@ class TestFailures:
 
     def test_the_reason_of_a_refused_request_is_the_first_error_line(
         self, lance_connection: JobsServer, caplog: pytest.LogCaptureFixture
-    ):
+    ) -> None:
         with pytest.raises(AirflowException) as failed:
             execute(LanceUpdateTagOperator(task_id="x", table_id="a$b", tag="p", version=1), caplog)
         assert errors(caplog) == ["no table a$b", "get_table_tag_version 'a$b': HTTP 404, TableNotFound"]
         assert str(failed.value) == "\n".join(errors(caplog))
 
-    def test_a_server_that_is_away_is_said_first(self, caplog: pytest.LogCaptureFixture):
+    def test_a_server_that_is_away_is_said_first(self, caplog: pytest.LogCaptureFixture) -> None:
         fast = rest_connection("http://127.0.0.1:9", connect_timeout=1)
         with connection("lance_default", fast), pytest.raises(AirflowException, match=r"^No answer: .*refused"):
             execute(LanceDropTableOperator(task_id="x", table_id="t"), caplog)
@@ -117,7 +135,7 @@ class TestFailures:
     @pytest.mark.parametrize("password", [None, "wrong"])
     def test_no_key_and_a_wrong_key_read_differently(
         self, jobs_server: JobsServer, caplog: pytest.LogCaptureFixture, password: str | None
-    ):
+    ) -> None:
         jobs_server.token = "right"
         spelling = json.dumps({"conn_type": "lance", "host": jobs_server.url, "password": password})
         with connection("warehouse", spelling), pytest.raises(AirflowException):
@@ -126,14 +144,16 @@ class TestFailures:
         said = f"The API key was refused: check {place}." if password else f"No credentials were sent: set {place}."
         assert errors(caplog)[0] == f"{said} The server says: who are you"
 
-    def test_a_job_in_the_way_is_named_once(self, lance_connection: JobsServer, caplog: pytest.LogCaptureFixture):
+    def test_a_job_in_the_way_is_named_once(
+        self, lance_connection: JobsServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
         job = lance_connection.add("t", "RUNNING")
         job.body["column"] = "c"
         with pytest.raises(AirflowException, match="on_conflict='wait'") as failed:
             execute(LanceBackfillColumnOperator(task_id="x", table_id="t", column="c"), caplog)
         assert str(failed.value).count(job.job_id) == 1
 
-    def test_a_server_without_pages_gets_no_link(self, caplog: pytest.LogCaptureFixture):
+    def test_a_server_without_pages_gets_no_link(self, caplog: pytest.LogCaptureFixture) -> None:
         with JobsServer(has_pages=False) as server, connection("lance_default", rest_connection(server.url)):
             server.finish_after = 0.0
             execute(LanceBackfillColumnOperator(task_id="x", table_id="t", column="c"), caplog)
@@ -156,7 +176,7 @@ class TestOtherNamespaces:
     )
     def test_a_namespace_without_jobs_says_so_and_the_way_out(
         self, pylance: str, caplog: pytest.LogCaptureFixture, make: Any
-    ):
+    ) -> None:
         execute(LanceCreateTableOperator(task_id="x", table_id=pylance, schema={"id": "int64"}), caplog)
         with pytest.raises(AirflowFailException, match=r"^This namespace executes no jobs; .*`airflow-lance serve`"):
             execute(make(pylance), caplog)
@@ -173,12 +193,12 @@ class TestOtherNamespaces:
     )
     def test_a_namespace_without_rules_says_so_and_the_way_out(
         self, pylance: str, caplog: pytest.LogCaptureFixture, rule: dict[str, Any]
-    ):
+    ) -> None:
         execute(LanceCreateTableOperator(task_id="x", table_id=pylance, schema={"text": "string"}), caplog)
         with pytest.raises(AirflowFailException, match=r"^This namespace has no computed or virtual columns"):
             execute(LanceAddColumnsOperator(task_id="x", table_id=pylance, **rule), caplog)
 
-    def test_an_empty_table_is_declared_everywhere(self, pylance: str, caplog: pytest.LogCaptureFixture):
+    def test_an_empty_table_is_declared_everywhere(self, pylance: str, caplog: pytest.LogCaptureFixture) -> None:
         declare = LanceCreateEmptyTableOperator(task_id="x", table_id=pylance)
         assert execute(declare, caplog)["created"] is True
         assert f"Declared table {pylance} at " in caplog.text
@@ -234,7 +254,7 @@ def test_operators_log_what_they_did_and_no_failures(
 
 
 @pytest.mark.parametrize("render", [json.dumps, str], ids=["JSON", "as Python writes it"])
-def test_a_rendered_spec_is_read(render: Any):
+def test_a_rendered_spec_is_read(render: Any) -> None:
     spec = {
         "job_type": "backfill_column",
         "location": "/data/t.lance",

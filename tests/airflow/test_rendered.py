@@ -7,17 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_lance.operators.check import LanceTableCheckOperator
+from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
 from airflow_provider_lance.operators.job import LanceCancelJobOperator
 from airflow_provider_lance.operators.operation import LanceOperator
-from airflow_provider_lance.operators.rendered import literal, mapping, version_number
 from airflow_provider_lance.operators.table import (
-    LanceAddColumnsOperator,
     LanceCreateEmptyTableOperator,
     LanceCreateTableOperator,
-    LanceCreateTableVersionOperator,
     LanceDropTableOperator,
 )
 from airflow_provider_lance.operators.tag import (
@@ -25,10 +24,12 @@ from airflow_provider_lance.operators.tag import (
     LanceDeleteTagOperator,
     LanceUpdateTagOperator,
 )
+from airflow_provider_lance.operators.version import LanceCreateTableVersionOperator
 from airflow_provider_lance.sensors.table import LanceTableVersionSensor, LanceTagSensor
+from airflow_provider_lance.tasks.templating import as_mapping, as_version, parse_literal
 
 pytestmark = [pytest.mark.usefixtures("airflow_home", "tables"), pytest.mark.timeout(90)]
-CONTEXT: Any = {"ti": SimpleNamespace(xcom_push=lambda **_: None), "outlet_events": {}}
+CONTEXT: Any = {"ti": SimpleNamespace(xcom_push=lambda **_: None, map_index=-1), "outlet_events": {}}
 
 
 def odd_rows() -> Any:
@@ -56,7 +57,7 @@ def table() -> str:
         ("", {}),
     ],
 )
-def test_columns_to_check_are_names_not_expressions(table: str, not_null: Any, nulls: dict[str, int]):
+def test_columns_to_check_are_names_not_expressions(table: str, not_null: Any, nulls: dict[str, int]) -> None:
     check = LanceTableCheckOperator(
         task_id="check", table_id=table, not_null=not_null, max_nulls=5, predicate="None", branch="", version="None"
     )
@@ -64,17 +65,17 @@ def test_columns_to_check_are_names_not_expressions(table: str, not_null: Any, n
     assert (figures["nulls"], figures["rows"], figures["violations"]) == (nulls, 3, None)
 
 
-def test_dicts_may_come_as_the_text_a_template_makes_of_them(table: str):
-    assert literal("{'a': [1, None]}") == {"a": [1, None]}
-    assert literal('{"a": null}') == {"a": None}
-    assert literal("{not a dict") == "{not a dict"
-    assert mapping("m", " None ") is None
-    assert version_number("v", "{'table_id': ['t'], 'version': 7}") == 7
-    assert version_number("v", "") is None
+def test_dicts_may_come_as_the_text_a_template_makes_of_them(table: str) -> None:
+    assert parse_literal("{'a': [1, None]}") == {"a": [1, None]}
+    assert parse_literal('{"a": null}') == {"a": None}
+    assert parse_literal("{not a dict") == "{not a dict"
+    assert as_mapping("m", " None ") is None
+    assert as_version("v", "{'table_id': ['t'], 'version': 7}") == 7
+    assert as_version("v", "") is None
     with pytest.raises(AirflowFailException, match="`m` must be a dict, not 'x'"):
-        mapping("m", "x")
+        as_mapping("m", "x")
     with pytest.raises(AirflowFailException, match=r"`v` must be a version number.*has none"):
-        version_number("v", {"table_id": ["t"]})
+        as_version("v", {"table_id": ["t"]})
 
     new = f"{table}x"
     LanceCreateTableOperator(task_id="create", table_id=new, schema='{"id": "int64"}').execute(CONTEXT)
@@ -94,10 +95,12 @@ def test_dicts_may_come_as_the_text_a_template_makes_of_them(table: str):
     assert empty == {"count": 0}
 
 
-def test_sensors_take_what_is_empty_for_not_given(table: str):
-    for arguments in ({"min_version": ""}, {"min_version": "None"}, {"newer_than": "{'version': 0}"}):
+def test_sensors_take_what_is_empty_for_not_given(table: str) -> None:
+    cases: list[dict[str, Any]] = [{"min_version": ""}, {"min_version": "None"}, {"newer_than": "{'version': 0}"}]
+    for arguments in cases:
         found = LanceTableVersionSensor(task_id="wait", table_id=table, branch="None", **arguments).poke(CONTEXT)
-        assert found.xcom_value["version"] == 1
+        assert isinstance(found, PokeReturnValue)
+        assert found.xcom_value == {"table_id": [table], "version": 1}
     LanceCreateTagOperator(task_id="tag", table_id=table, tag="a").execute(CONTEXT)
     assert LanceTagSensor(task_id="wait", table_id=table, tag="a", version="", moved_from="None").poke(CONTEXT)
 
@@ -113,14 +116,14 @@ def test_sensors_take_what_is_empty_for_not_given(table: str):
         (LanceDeleteTagOperator, {"if_missing": "ignore", "tag": "a"}, "if_missing is"),
     ],
 )
-def test_a_misspelt_choice_is_refused_while_parsing(operator: Any, arguments: dict[str, Any], says: str):
+def test_a_misspelt_choice_is_refused_while_parsing(operator: Any, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         operator(task_id="x", table_id="t", **arguments)
     with pytest.raises(ValueError, match="if_missing is"):
-        LanceCancelJobOperator(task_id="x", job_id="j", if_missing="ignore")
+        LanceCancelJobOperator(task_id="x", job_id="j", if_missing="ignore")  # type: ignore[arg-type]
 
 
-def test_a_request_may_come_from_another_task(table: str):
+def test_a_request_may_come_from_another_task(table: str) -> None:
     from airflow.sdk import DAG
 
     with DAG("requests"):
@@ -129,7 +132,7 @@ def test_a_request_may_come_from_another_task(table: str):
     assert second.upstream_task_ids == {"first"}
 
 
-def test_a_data_frame_keeps_its_columns(table: str):
+def test_a_data_frame_keeps_its_columns(table: str) -> None:
     import pandas as pd
 
     frame = pd.DataFrame({"a": [1, 2, 3]})
@@ -140,7 +143,7 @@ def test_a_data_frame_keeps_its_columns(table: str):
     assert [field["name"] for field in described["schema"]["fields"]] == ["a"]
 
 
-def test_a_table_that_somebody_else_created_meanwhile_is_skipped_too(table: str):
+def test_a_table_that_somebody_else_created_meanwhile_is_skipped_too(table: str) -> None:
     late = LanceCreateTableOperator(task_id="create", table_id=table, data=odd_rows, if_exists="skip")
     answer = late.hook.call
     first = iter([True])
@@ -159,8 +162,8 @@ def test_a_table_that_somebody_else_created_meanwhile_is_skipped_too(table: str)
     }
 
 
-def test_credentials_are_dropped_at_any_depth():
-    from airflow_provider_lance.triggers.outcome import public_result
+def test_credentials_are_dropped_at_any_depth() -> None:
+    from airflow_provider_lance.tasks.job_outcome import public_result
 
     vended = {"storage_options": {"key": "hush"}, "location": "s3://b"}
     shown = public_result({"results": [{"declare_table": vended}], "rows": 3})

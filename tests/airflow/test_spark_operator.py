@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_lance.assets.lance import create_asset
-from airflow_provider_lance.namespace.processes import find_processes
-from airflow_provider_lance.operators.claim import Claim
 from airflow_provider_lance.operators.spark import LanceSparkSubmitOperator
-from tests.airflow.conftest import connection
+from airflow_provider_lance.system.process_groups import find_processes
+from airflow_provider_lance.tasks.driver_claim import DriverClaim
+from tests.airflow.conftest import NewDag, RunDag, connection
 from tests.airflow.fake_spark_submit import RESULT
 from tests.airflow.kubernetes_api import KubernetesApi
 from tests.airflow.real_server import KEY, RealServer, serve
@@ -34,6 +35,7 @@ from tests.airflow.standalone import eventually
 
 ROOT = Path(__file__).parents[2]
 STORAGE_SECRET = "MARKED-STORAGE-77ab01"
+LOG = logging.getLogger(__name__)
 pytestmark = [pytest.mark.timeout(600)]
 
 
@@ -150,13 +152,13 @@ class TestCommandLines:
     @pytest.mark.parametrize("master", ["yarn", "k8s://https://cluster.test:6443"])
     def test_a_claim_is_handed_over_in_a_private_file(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         real: RealServer,
         spark_submit: Recorded,
         master: str,
         deploy_mode: str,
-    ):
+    ) -> None:
         with new_dag() as dag:
             backfill(conf={"spark.executor.instances": "3"}, num_executors=2, files="/etc/hostname")
         with spark_connection(master, deploy_mode, namespace="spark"):
@@ -198,12 +200,12 @@ class TestCommandLines:
 
     def test_a_claim_is_handed_over_in_a_kubernetes_secret(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         real: RealServer,
         spark_submit: Recorded,
         kubernetes: KubernetesApi,
-    ):
+    ) -> None:
         with new_dag(params={"team": "search"}) as dag:
             backfill(claim_secret="lance-{{ params.team }}", application="local:///opt/lance/engine/app.py")
         with spark_connection("k8s://https://cluster.test:6443", "cluster", namespace="spark"):
@@ -225,62 +227,64 @@ class TestCommandLines:
         (body,) = kubernetes.bodies
         assert set(body["stringData"].values()) <= set(spark_submit["secrets"]), "the claim's tokens and nothing else"
 
-    def test_the_secret_of_a_dead_worker_is_replaced(self, airflow_home: Path, kubernetes: KubernetesApi):
-        from airflow_provider_lance.operators.kubernetes_secret import claim_secret, secret_name
+    def test_the_secret_of_a_dead_worker_is_replaced(self, airflow_home: Path, kubernetes: KubernetesApi) -> None:
+        from airflow_provider_lance.tasks.kubernetes_secret import claim_secret, secret_name
 
-        claim = Claim("0a-1", 2, "launch", "claim", 60.0)
+        claim = DriverClaim("0a-1", 2, "launch", "claim", 60.0)
         name = secret_name("lance", claim)
         kubernetes.secrets["spark", name] = {"data": {"launch-token": "b2xk"}}
-        with claim_secret(name, "spark", claim, None):
+        with claim_secret(name, "spark", claim, LOG):
             assert kubernetes.secrets["spark", name]["data"]["launch-token"] == "bGF1bmNo"
         assert kubernetes.calls == [(verb, f"spark/{name}") for verb in ("POST", "PUT", "DELETE")]
 
-    def test_names_of_secrets_belong_to_one_attempt(self):
-        from airflow_provider_lance.operators.kubernetes_secret import secret_name
+    def test_names_of_secrets_belong_to_one_attempt(self) -> None:
+        from airflow_provider_lance.tasks.kubernetes_secret import secret_name
 
-        named = [secret_name("lance", Claim(job, n, "", "", 1.0)) for job in ("a_b", "a-b", "A-B") for n in (1, 2)]
+        named = [
+            secret_name("lance", DriverClaim(job, n, "", "", 1.0)) for job in ("a_b", "a-b", "A-B") for n in (1, 2)
+        ]
         assert len(set(named)) == 6
         assert all(name == name.lower() and "_" not in name for name in named)
         with pytest.raises(Exception, match="cannot name a Kubernetes secret"):
-            secret_name("Lance_", Claim("a", 1, "", "", 1.0))
+            secret_name("Lance_", DriverClaim("a", 1, "", "", 1.0))
 
     def test_an_account_without_rights_is_told_which_it_needs(
         self,
         airflow_home: Path,
         kubernetes: KubernetesApi,
-    ):
-        from airflow_provider_lance.operators.kubernetes_secret import claim_secret
+    ) -> None:
+        from airflow_provider_lance.tasks.kubernetes_secret import claim_secret
 
         kubernetes.denied = True
         with (
             pytest.raises(Exception, match=r"HTTP 403 Forbidden.*verbs create, update and delete") as raised,
-            claim_secret("lance-x", "spark", Claim("x", 1, "LAUNCH-TOKEN", "CLAIM-TOKEN", 60.0), None),
+            claim_secret("lance-x", "spark", DriverClaim("x", 1, "LAUNCH-TOKEN", "CLAIM-TOKEN", 60.0), LOG),
         ):
             pass
         assert "TOKEN" not in str(raised.value)
 
     def test_without_the_kubernetes_client_the_message_says_what_to_install(
         self, airflow_home: Path, monkeypatch: pytest.MonkeyPatch
-    ):
-        from airflow_provider_lance.operators.kubernetes_secret import claim_secret
+    ) -> None:
+        from airflow_provider_lance.tasks.kubernetes_secret import claim_secret
 
         monkeypatch.setitem(sys.modules, "kubernetes.client.exceptions", None)
         with (
             pytest.raises(Exception, match=r"airflow-provider-lance\[kubernetes\]"),
-            claim_secret("lance-x", "spark", Claim("x", 1, "", "", 60.0), None),
+            claim_secret("lance-x", "spark", DriverClaim("x", 1, "", "", 60.0), LOG),
         ):
             pass
 
     @pytest.mark.parametrize("mode", ["job", "spec"])
     def test_standalone_cluster_mode_is_refused(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         real: RealServer,
         spark_submit: Recorded,
         failures: Failures,
         mode: str,
-    ):
+    ) -> None:
         before = len(real.jobs())
         with new_dag(default_args={"on_failure_callback": failures, "retries": 1}) as dag:
             if mode == "job":
@@ -298,8 +302,8 @@ class TestCommandLines:
 
 
 def test_a_retry_whose_old_driver_lives_waits_and_takes_its_result(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], real: RealServer, spark_submit: Recorded
-):
+    run_dag: RunDag, new_dag: NewDag, real: RealServer, spark_submit: Recorded
+) -> None:
     request = {"id": ["t"], "column": "n", "cluster": "external"}
     job_id = real.wire.call("alter_table_backfill_columns", request).value["job_id"]
     token = uuid.uuid4().hex
@@ -332,8 +336,8 @@ def test_a_retry_whose_old_driver_lives_waits_and_takes_its_result(
 
 
 def test_a_success_that_was_lost_takes_the_jobs_result_again(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], real: RealServer, spark_submit: Recorded
-):
+    run_dag: RunDag, new_dag: NewDag, real: RealServer, spark_submit: Recorded
+) -> None:
     before = len(real.jobs())
     ends: list[str] = []
 
@@ -365,12 +369,12 @@ class TestSpec:
 
     def test_runs_reports_and_leaves_no_secret(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         tmp_path: Path,
         real: RealServer,
         capfd: pytest.CaptureFixture[str],
-    ):
+    ) -> None:
         from tests.engine.backfills import assert_filled
 
         uri = table(tmp_path / "numbers.lance")
@@ -408,13 +412,13 @@ class TestSpec:
 
     def test_a_retry_continues_what_the_dead_driver_left(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         failures: Failures,
         capfd: pytest.CaptureFixture[str],
-    ):
+    ) -> None:
         from tests.engine.backfills import assert_filled
 
         uri = table(tmp_path / "t.lance")
@@ -438,8 +442,8 @@ class TestSpec:
         assert "were committed by an earlier attempt" in capfd.readouterr().out
 
     def test_a_failed_job_says_its_phase_and_is_not_tried_again(
-        self, run_dag: Callable[..., Any], new_dag: Callable[..., Any], tmp_path: Path, failures: Failures
-    ):
+        self, run_dag: RunDag, new_dag: NewDag, tmp_path: Path, failures: Failures
+    ) -> None:
         uri = table(tmp_path / "t.lance")
         path = tmp_path / "job.json"
         path.write_text(json.dumps(spec_of(uri, where="nothing > 3")))
@@ -467,13 +471,13 @@ class TestSpec:
     )
     def test_a_wrong_spec_gets_a_sentence_before_anything_starts(
         self,
-        run_dag: Callable[..., Any],
-        new_dag: Callable[..., Any],
+        run_dag: RunDag,
+        new_dag: NewDag,
         spark_submit: Recorded,
         failures: Failures,
         spec: Any,
         sentence: str,
-    ):
+    ) -> None:
         with new_dag(default_args={"on_failure_callback": failures, "retries": 1}) as dag:
             LanceSparkSubmitOperator(task_id="fill", spec=spec, conn_id="spark_test")
         run = run_dag(dag)
@@ -483,8 +487,8 @@ class TestSpec:
         assert not spark_submit.started
 
     def test_a_storage_connection_without_options_gets_a_sentence(
-        self, run_dag: Callable[..., Any], new_dag: Callable[..., Any], spark_submit: Recorded, failures: Failures
-    ):
+        self, run_dag: RunDag, new_dag: NewDag, spark_submit: Recorded, failures: Failures
+    ) -> None:
         with new_dag(default_args={"on_failure_callback": failures}) as dag:
             LanceSparkSubmitOperator(
                 task_id="fill", spec=spec_of("/t.lance"), storage_conn_id="storage_test", conn_id="spark_test"
@@ -495,7 +499,7 @@ class TestSpec:
         assert not spark_submit.started
 
     @pytest.mark.parametrize("kill", ["the task", "the worker"])
-    def test_a_kill_leaves_no_process(self, tmp_path: Path, kill: str):
+    def test_a_kill_leaves_no_process(self, tmp_path: Path, kill: str) -> None:
         """Java, the Python driver and its workers: all of them carry the mark in their environment."""
         import pyarrow as pa
 

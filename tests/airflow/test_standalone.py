@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,17 @@ def airflow(server: JobsServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     assert [job.job_id for job in server.live()] == [], "no job is left behind"
 
 
+def states_of(server: JobsServer, table: str) -> list[str]:
+    """The states of a table's jobs."""
+    return [job.state for job in server.jobs.values() if job.table == table]
+
+
 def next_job(server: JobsServer, known: int) -> FakeJob:
     """The job submitted after so many others."""
     return server.wait_for(lambda it: len(it.jobs) > known and list(it.jobs.values())[known], 180)
 
 
-def test_a_deferred_task_shows_its_job_and_returns_its_result(airflow: Standalone, server: JobsServer):
+def test_a_deferred_task_shows_its_job_and_returns_its_result(airflow: Standalone, server: JobsServer) -> None:
     known = len(server.jobs)
     run = airflow.trigger("deferred", column="embedding")
     job = next_job(server, known)
@@ -84,7 +90,7 @@ MARKS = ["failed", pytest.param("success", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("state", MARKS)
-def test_marking_a_deferred_task_cancels_its_job(airflow: Standalone, server: JobsServer, state: str):
+def test_marking_a_deferred_task_cancels_its_job(airflow: Standalone, server: JobsServer, state: str) -> None:
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
@@ -95,7 +101,7 @@ def test_marking_a_deferred_task_cancels_its_job(airflow: Standalone, server: Jo
 
 
 @pytest.mark.parametrize("state", MARKS)
-def test_marking_a_running_task_cancels_its_job(airflow: Standalone, server: JobsServer, state: str):
+def test_marking_a_running_task_cancels_its_job(airflow: Standalone, server: JobsServer, state: str) -> None:
     known = len(server.jobs)
     run = airflow.trigger("on_worker")
     job = next_job(server, known)
@@ -105,17 +111,17 @@ def test_marking_a_running_task_cancels_its_job(airflow: Standalone, server: Job
 
 
 @pytest.mark.soak
-def test_a_run_that_takes_too_long_cancels_its_jobs(airflow: Standalone, server: JobsServer):
+def test_a_run_that_takes_too_long_cancels_its_jobs(airflow: Standalone, server: JobsServer) -> None:
     """``dagrun_timeout``: Airflow fails the run and takes its tasks away, waiting ones and deferred ones."""
     runs = {name: airflow.trigger(name) for name in ("deferred_bounded", "on_worker_bounded")}
     for name, run in runs.items():
-        job = server.wait_for(lambda it, name=name: next((j for j in it.jobs.values() if j.table == name), None), 30)
+        server.wait_for(partial(states_of, table=name), 30)
         airflow.wait_run(name, run, "failed", 120)
-        server.wait_for(lambda it, job=job: it.jobs[job.job_id].state == "CANCELLED", 60)
+        server.wait_for(lambda it: states_of(it, name) == ["CANCELLED"], 60)  # noqa: B023 - called in this round
 
 
 @pytest.mark.soak
-def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: Standalone, server: JobsServer):
+def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: Standalone, server: JobsServer) -> None:
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     old = next_job(server, known)
@@ -137,7 +143,7 @@ def test_clearing_a_deferred_task_ends_the_old_job_and_runs_a_new_one(airflow: S
     airflow.wait_state("deferred", run, "fill", "success")
 
 
-def test_a_new_version_runs_the_dag_that_watches_it(airflow: Standalone, server: JobsServer):
+def test_a_new_version_runs_the_dag_that_watches_it(airflow: Standalone, server: JobsServer) -> None:
     before = len(airflow.runs("on_change"))
     server.wait_for(lambda it: any(path == "/v1/table/watched/describe" for path in it.paths()), 60)
     time.sleep(2)
@@ -160,7 +166,9 @@ def kill_all(airflow: Standalone, words: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("dag", ["on_worker"])
-def test_a_worker_that_dies_is_followed_by_a_try_that_rejoins(airflow: Standalone, server: JobsServer, dag: str):
+def test_a_worker_that_dies_is_followed_by_a_try_that_rejoins(
+    airflow: Standalone, server: JobsServer, dag: str
+) -> None:
     known = len(server.jobs)
     run = airflow.trigger(dag)
     job = next_job(server, known)
@@ -177,7 +185,7 @@ def test_a_worker_that_dies_is_followed_by_a_try_that_rejoins(airflow: Standalon
 
 
 @pytest.mark.soak
-def test_a_triggerer_that_dies_leaves_the_wait_to_the_next(airflow: Standalone, server: JobsServer):
+def test_a_triggerer_that_dies_leaves_the_wait_to_the_next(airflow: Standalone, server: JobsServer) -> None:
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
@@ -192,7 +200,7 @@ def test_a_triggerer_that_dies_leaves_the_wait_to_the_next(airflow: Standalone, 
 
 
 @pytest.mark.soak
-def test_a_version_made_while_no_triggerer_runs_is_noticed(airflow: Standalone, server: JobsServer):
+def test_a_version_made_while_no_triggerer_runs_is_noticed(airflow: Standalone, server: JobsServer) -> None:
     before = len(airflow.runs("on_change"))
     kill_all(airflow, "triggerer")
     server.versions["watched"] += 3
@@ -204,7 +212,7 @@ def test_a_version_made_while_no_triggerer_runs_is_noticed(airflow: Standalone, 
 
 
 @pytest.mark.soak
-def test_a_scheduler_that_dies_ends_no_job(airflow: Standalone, server: JobsServer):
+def test_a_scheduler_that_dies_ends_no_job(airflow: Standalone, server: JobsServer) -> None:
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
@@ -219,7 +227,7 @@ def test_a_scheduler_that_dies_ends_no_job(airflow: Standalone, server: JobsServ
 
 @pytest.mark.soak
 @pytest.mark.parametrize("moment", range(6))
-def test_killed_around_the_moment_of_deferral(airflow: Standalone, server: JobsServer, moment: int):
+def test_killed_around_the_moment_of_deferral(airflow: Standalone, server: JobsServer, moment: int) -> None:
     """Whatever is caught neither by the operator nor by the trigger is left to the lease, and only that."""
     known = len(server.jobs)
     run = airflow.trigger("deferred")
@@ -232,14 +240,17 @@ def test_killed_around_the_moment_of_deferral(airflow: Standalone, server: JobsS
         server.finish(job.job_id, state="CANCELLED")
 
 
-def test_the_log_of_a_deferred_task_tells_its_job(airflow: Standalone, server: JobsServer):
+def test_the_log_of_a_deferred_task_tells_its_job(airflow: Standalone, server: JobsServer) -> None:
     known = len(server.jobs)
     run = airflow.trigger("deferred")
     job = next_job(server, known)
     airflow.wait_deferred("deferred", run, "fill")
     progressed = time.monotonic()
     server.finish(job.job_id, state="RUNNING", progress={"phase": "compute", "fragments_done": 1, "fragments_total": 2})
-    looks = lambda: sum(job.job_id in body.get("job_ids", []) for at, _, body in server.requests if at > progressed)  # noqa: E731
+
+    def looks() -> int:
+        return sum(job.job_id in body.get("job_ids", []) for at, _, body in server.requests if at > progressed)
+
     eventually(lambda: looks() >= 2, 60, "two looks at the running job")
     server.finish(job.job_id, result={"rows_assigned": 1, "published_version": 2})
     airflow.wait_state("deferred", run, "fill", "success")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 
 from airflow_provider_lance.assets.lance import create_asset
 from airflow_provider_lance.operators.check import LanceTableCheckOperator
+from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
 from airflow_provider_lance.operators.operation import LanceOperator
 from airflow_provider_lance.operators.table import (
-    LanceAddColumnsOperator,
     LanceCreateEmptyTableOperator,
     LanceCreateTableOperator,
     LanceDropTableOperator,
@@ -24,6 +23,7 @@ from airflow_provider_lance.operators.tag import (
     LanceUpdateTagOperator,
 )
 from airflow_provider_lance.sensors.table import LanceTableExistsSensor, LanceTableVersionSensor, LanceTagSensor
+from tests.airflow.conftest import NewDag, RunDag
 
 pytestmark = [pytest.mark.usefixtures("tables"), pytest.mark.timeout(90)]
 
@@ -43,7 +43,7 @@ def table() -> str:
     return f"t{uuid.uuid4().hex[:8]}"
 
 
-def test_a_table_from_nothing_to_a_moved_tag(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_a_table_from_nothing_to_a_moved_tag(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     asset = create_asset(authority="test", table_id=[table])
     with new_dag() as dag:
         create = LanceCreateTableOperator(task_id="create", table_id=table, data=three_rows, outlets=[asset])
@@ -78,7 +78,7 @@ def test_a_table_from_nothing_to_a_moved_tag(run_dag: Callable[..., Any], new_da
     assert run.asset_extras(f"lance://test/{table}") == [{"version": 1}]
 
 
-def test_choices_for_what_is_there_or_missing(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_choices_for_what_is_there_or_missing(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     with new_dag() as dag:
         declare = LanceCreateEmptyTableOperator(task_id="declare", table_id=table)
         again = LanceCreateEmptyTableOperator(task_id="again", table_id=table, if_exists="skip")
@@ -107,7 +107,7 @@ def test_choices_for_what_is_there_or_missing(run_dag: Callable[..., Any], new_d
     assert run.xcom("twice")["dropped"] is False
 
 
-def test_skip_accepts_only_what_was_declared(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_skip_accepts_only_what_was_declared(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     def late(kind: Any, name: str, **arguments: Any) -> Any:
         return kind(task_id=name, table_id=table, if_exists="skip", trigger_rule="all_done", **arguments)
 
@@ -125,7 +125,7 @@ def test_skip_accepts_only_what_was_declared(run_dag: Callable[..., Any], new_da
     assert states == {"same": "success", "other": "failed", "there": "success", "moved": "failed"}
 
 
-def test_columns_are_added_once(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_columns_are_added_once(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     with new_dag() as dag:
         create = LanceCreateTableOperator(task_id="create", table_id=table, data=three_rows)
         add = LanceAddColumnsOperator(task_id="add", table_id=table, expressions={"twice": "id * 2"})
@@ -157,8 +157,8 @@ def test_columns_are_added_once(run_dag: Callable[..., Any], new_dag: Callable[.
     ],
 )
 def test_a_check_says_its_figures(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str, checks: dict[str, Any], problem: str | None
-):
+    run_dag: RunDag, new_dag: NewDag, table: str, checks: dict[str, Any], problem: str | None
+) -> None:
     with new_dag() as dag:
         create = LanceCreateTableOperator(task_id="create", table_id=table, data=three_rows)
         check = LanceTableCheckOperator(task_id="check", table_id=table, retries=3, **checks)
@@ -174,7 +174,7 @@ def test_a_check_says_its_figures(
         assert run.xcom("check", "figures")["problems"] == [problem]
 
 
-def test_a_failed_check_can_skip_what_follows(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_a_failed_check_can_skip_what_follows(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     with new_dag() as dag:
         create = LanceCreateTableOperator(task_id="create", table_id=table, data=three_rows)
         check = LanceTableCheckOperator(task_id="check", table_id=table, min_rows=4, on_failure="skip_task")
@@ -186,8 +186,8 @@ def test_a_failed_check_can_skip_what_follows(run_dag: Callable[..., Any], new_d
 
 
 def test_a_missing_table_fails_with_a_sentence(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str, caplog: pytest.LogCaptureFixture
-):
+    run_dag: RunDag, new_dag: NewDag, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with new_dag() as dag:
         LanceUpdateTagOperator(task_id="tag", table_id=table, tag="production", version=1)
         LanceDropTableOperator(task_id="drop", table_id=table)
@@ -196,7 +196,7 @@ def test_a_missing_table_fails_with_a_sentence(
     assert run.task_state("drop") == "failed"
 
 
-def test_sensors_defer_and_time_out(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_sensors_defer_and_time_out(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     with new_dag() as dag:
         LanceTableExistsSensor(
             task_id="soft", table_id=table, deferrable=True, timeout=1, soft_fail=True, poke_interval=0.2
@@ -209,9 +209,7 @@ def test_sensors_defer_and_time_out(run_dag: Callable[..., Any], new_dag: Callab
 
 @pytest.mark.parametrize("table_id", ["a$$b", ""])
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_a_sensor_of_no_table_fails_for_good(
-    run_dag: Callable[..., Any], new_dag: Callable[..., Any], table_id: str, deferrable: bool
-):
+def test_a_sensor_of_no_table_fails_for_good(run_dag: RunDag, new_dag: NewDag, table_id: str, deferrable: bool) -> None:
     with new_dag() as dag:
         LanceTableExistsSensor(
             task_id="wait", table_id=table_id, deferrable=deferrable, retries=2, retry_delay=timedelta(0), **QUICK
@@ -221,7 +219,7 @@ def test_a_sensor_of_no_table_fails_for_good(
     assert run.instance("wait").try_number == 1
 
 
-def test_templates_reach_ids_and_requests(run_dag: Callable[..., Any], new_dag: Callable[..., Any], table: str):
+def test_templates_reach_ids_and_requests(run_dag: RunDag, new_dag: NewDag, table: str) -> None:
     with new_dag(params={"table": table}) as dag:
         create = LanceCreateTableOperator(task_id="create", table_id=["{{ params.table }}"], data=three_rows)
         describe = LanceOperator(
@@ -236,7 +234,7 @@ def test_templates_reach_ids_and_requests(run_dag: Callable[..., Any], new_dag: 
     assert "storage_options" not in run.xcom("describe")
 
 
-def test_an_unknown_operation_is_refused_while_parsing():
+def test_an_unknown_operation_is_refused_while_parsing() -> None:
     with pytest.raises(ValueError, match="Did you mean create_table_index"):
         LanceOperator(task_id="x", operation="create_table_indx")
     with pytest.raises(ValueError, match="takes Arrow data"):

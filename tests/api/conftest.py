@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, cast
 
 import pytest
 
@@ -18,28 +19,28 @@ QUICK = RetryPolicy(attempts=4, first_delay=0.01, longest_delay=0.05, total_seco
 
 
 class Both:
-    """``client(...)`` makes a client whose methods block, whichever kind is underneath."""
+    """Makes clients whose methods block, over the sync or the async one."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._loop = asyncio.new_event_loop() if kind == "async" else None
-        self._clients: list[Any] = []
+        self._close = contextlib.ExitStack()
 
-    def __call__(self, settings: Settings | str, **changes: Any) -> Any:
+    def __call__(self, settings: Settings | str, **changes: Any) -> LanceClient:
         if isinstance(settings, str):
             settings = Settings(settings, **{"retry": QUICK, **changes})
         elif changes:
             settings = replace(settings, **changes)
-        client: Any = LanceClient(settings) if self._loop is None else AsyncLanceClient(settings)
-        self._clients.append(client)
-        return client if self._loop is None else _Blocking(client, self._loop)
+        if self._loop is None:
+            client = LanceClient(settings)
+            self._close.callback(client.close)
+            return client
+        waiting = AsyncLanceClient(settings)
+        self._close.callback(lambda loop: loop.run_until_complete(waiting.aclose()), self._loop)
+        return cast("LanceClient", _Blocking(waiting, self._loop))
 
     def close(self) -> None:
-        for client in self._clients:
-            if self._loop is None:
-                client.close()
-            else:
-                self._loop.run_until_complete(client.aclose())
+        self._close.close()
         if self._loop is not None:
             self._loop.close()
 
@@ -53,12 +54,12 @@ class _Blocking:
         value = getattr(self._client, name)
         if name in {"iterate", "rows"}:
             return lambda *args: self._loop.run_until_complete(_collect(value(*args)))
-        if callable(value) and name not in {"drive"}:
+        if callable(value):
             return lambda *args, **kwargs: self._loop.run_until_complete(value(*args, **kwargs))
         return value
 
 
-async def _collect(rows: Any) -> list[Any]:
+async def _collect(rows: AsyncIterator[object]) -> list[object]:
     return [row async for row in rows]
 
 
@@ -75,6 +76,10 @@ def server() -> Iterator[FaultServer]:
         yield running
 
 
+class Connect(Protocol):
+    def __call__(self, **changes: Any) -> LanceClient: ...
+
+
 @pytest.fixture
-def connect(both: Both, server: FaultServer) -> Callable[..., Any]:
+def connect(both: Both, server: FaultServer) -> Connect:
     return lambda **changes: both(server.url, **changes)

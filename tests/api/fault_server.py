@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -33,7 +33,7 @@ class Answer:
     """A whole answer; ``body`` as bytes, text, or data that becomes JSON."""
 
     status: int = 200
-    body: Any = b""
+    body: object = b""
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
 
@@ -46,17 +46,18 @@ class ResetInBody:
     """Send a success status and half of the answer, then close hard."""
 
 
-Play = Answer | Reset | ResetInBody | Callable[[Seen], Any]
+Fault = Answer | type[Reset] | type[ResetInBody]
+Play = Fault | Callable[[Seen], Answer]
 
 
 class FaultServer:
     """Plays a script per path suffix (``"describe"``), or ``"*"`` for everything else."""
 
-    def __init__(self, **scripts: list[Any]) -> None:
-        self.scripts: dict[str, list[Any]] = {key.replace("__", "/"): list(plays) for key, plays in scripts.items()}
+    def __init__(self) -> None:
+        self.scripts: dict[str, list[Play]] = {}
         self.seen: list[Seen] = []
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"owner": self})
+        handler = type("Handler", (FaultHandler,), {"owner": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -65,22 +66,20 @@ class FaultServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def play(self, plays: list[Any], path: str = "*") -> None:
+    def play(self, plays: Sequence[Play], path: str = "*") -> None:
         self.scripts[path] = list(plays)
 
     def requests(self, suffix: str = "") -> list[Seen]:
         return [seen for seen in self.seen if seen.path.split("?")[0].endswith(suffix)]
 
-    def next_play(self, seen: Seen) -> Any:
+    def next_play(self, seen: Seen) -> Fault:
         with self._lock:
             self.seen.append(seen)
             path = seen.path.split("?")[0]
             key = max((key for key in self.scripts if path.endswith(key)), key=len, default="*")
             plays = self.scripts.get(key) or [Answer(404)]
             play = plays.pop(0) if len(plays) > 1 else plays[0]
-        if callable(play) and not isinstance(play, type):
-            return play(seen)
-        return play
+        return play if isinstance(play, Answer | type) else play(seen)
 
     def __enter__(self) -> FaultServer:
         self._thread.start()
@@ -91,7 +90,7 @@ class FaultServer:
         self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class FaultHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     owner: FaultServer
 
@@ -99,17 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         seen = Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
         play = self.owner.next_play(seen)
-        if play is Reset:
-            self._reset()
-            return
-        if play is ResetInBody:
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", "1000")
-            self.end_headers()
-            self.wfile.write(b'{"job_id": "half')
-            self.wfile.flush()
-            self._reset()
+        if not isinstance(play, Answer):
+            self._reset_after(play)
             return
         if play.delay:
             time.sleep(play.delay)
@@ -126,6 +116,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
 
+    def _reset_after(self, fault: type[Reset] | type[ResetInBody]) -> None:
+        if fault is ResetInBody:
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"job_id": "half')
+            self.wfile.flush()
+        self.close_connection = True
+        # With a linger time of 0 the kernel sends RST instead of FIN.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
     do_POST = do_GET = _serve
 
     def _body(self) -> bytes:
@@ -137,12 +140,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
             return b"".join(parts)
         return self.rfile.read(int(self.headers.get("content-length") or 0))
-
-    def _reset(self) -> None:
-        self.close_connection = True
-        # Linger 0: the kernel answers with RST instead of a polite FIN.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
 
     def finish(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -161,4 +158,4 @@ def free_port() -> Iterator[int]:
     """A port nobody listens on (bound, not listening, while in use)."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+        yield int(holder.getsockname()[1])

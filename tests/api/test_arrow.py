@@ -51,7 +51,7 @@ def test_a_schema_alone_is_a_table_without_rows() -> None:
 
 def test_anything_else_is_refused_with_a_sentence() -> None:
     with pytest.raises(TypeError, match="an iterator of batches"):
-        b"".join(ArrowBody([{"a": 1}]))
+        b"".join(ArrowBody([{"a": 1}]))  # type: ignore[list-item]
 
 
 def test_a_large_source_is_streamed() -> None:

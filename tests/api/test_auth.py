@@ -7,10 +7,13 @@ import ssl
 import threading
 import traceback
 from base64 import b64encode
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import trustme
 from lance_namespace import errors as lance
@@ -20,17 +23,18 @@ from airflow_provider_lance.api.auth import ClientCredentialsAuth
 from airflow_provider_lance.api.client import AsyncLanceClient, LanceClient
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
-from tests.api.fault_server import Answer, FaultServer, Reset, Seen, _Handler
+from tests.api.conftest import Both, Connect
+from tests.api.fault_server import Answer, Fault, FaultHandler, FaultServer, Reset, Seen
 
 TABLE = {"version": 3}
 SECRET = "hunter2-very-secret"
 
 
-def guarded(header: str, value: str):
+def guarded(header: str, value: str) -> Callable[[Seen], Answer]:
     return lambda seen: Answer(200, TABLE) if seen.headers.get(header) == value else Answer(401, {"code": 16})
 
 
-def test_api_key(server: FaultServer, connect) -> None:
+def test_api_key(server: FaultServer, connect: Connect) -> None:
     server.play([guarded("x-api-key", SECRET)])
     assert connect(auth="api_key", secret=SecretStr(SECRET)).describe_table({"id": "t"}).version == 3
     with pytest.raises(lance.UnauthenticatedError, match="The API key was refused: check `auth` and `secret`"):
@@ -40,7 +44,7 @@ def test_api_key(server: FaultServer, connect) -> None:
         connect().describe_table({"id": "t"})
 
 
-def test_bearer(server: FaultServer, connect) -> None:
+def test_bearer(server: FaultServer, connect: Connect) -> None:
     server.play([guarded("authorization", f"Bearer {SECRET}")])
     assert connect(auth="bearer", secret=SecretStr(SECRET)).describe_table({"id": "t"}).version == 3
 
@@ -66,10 +70,10 @@ class TokenIssuer:
         return Answer(200, TABLE) if good else Answer(401, {"error": "expired", "code": 16})
 
 
-OAUTH = {"auth": "oauth2", "client_id": "my id", "secret": SecretStr("s/cret "), "scope": "read write"}
+OAUTH: dict[str, Any] = {"auth": "oauth2", "client_id": "my id", "secret": SecretStr("s/cret "), "scope": "read write"}
 
 
-def test_oauth2_token_is_cached_and_renewed_once_on_401(server: FaultServer, connect) -> None:
+def test_oauth2_token_is_cached_and_renewed_once_on_401(server: FaultServer, connect: Connect) -> None:
     issuer = TokenIssuer(server)
     client = connect(**OAUTH)
     for _ in range(3):
@@ -85,7 +89,7 @@ def test_oauth2_token_is_cached_and_renewed_once_on_401(server: FaultServer, con
     assert client.describe_table({"id": "t"}).version == 3
 
 
-def test_oauth2_expired_token_is_replaced_within_the_same_call(server: FaultServer, connect) -> None:
+def test_oauth2_expired_token_is_replaced_within_the_same_call(server: FaultServer, connect: Connect) -> None:
     issuer = TokenIssuer(server)
     client = connect(**OAUTH)
     client.describe_table({"id": "t"})
@@ -97,24 +101,31 @@ def test_oauth2_expired_token_is_replaced_within_the_same_call(server: FaultServ
 def test_oauth2_token_is_renewed_before_it_expires() -> None:
     now = [0.0]
     auth = ClientCredentialsAuth("http://t", "i", SecretStr("s"), clock=lambda: now[0])
-    from httpx import Request, Response
 
-    auth._keep(Response(200, json={"access_token": "a", "expires_in": 600}))
-    signed = Request("GET", "http://t")
+    def asks_for_a_token() -> bool:
+        request = httpx.Request("GET", "http://t")
+        flow = auth.sync_auth_flow(request)
+        first = next(flow)
+        if first is not request:
+            assert flow.send(httpx.Response(200, json={"access_token": "a", "expires_in": 600})) is request
+        flow.close()
+        return first is not request
+
+    assert asks_for_a_token()
     now[0] = 539
-    assert auth._token_request(signed) is None
+    assert not asks_for_a_token()
     now[0] = 541
-    assert auth._token_request(signed) is not None
+    assert asks_for_a_token()
 
 
-def test_oauth2_wrong_secret_says_what_to_check(server: FaultServer, connect) -> None:
+def test_oauth2_wrong_secret_says_what_to_check(server: FaultServer, connect: Connect) -> None:
     TokenIssuer(server)
     with pytest.raises(lance.UnauthenticatedError, match=r"unknown client.*Check the client id") as caught:
         connect(**{**OAUTH, "secret": SecretStr(SECRET)}).describe_table({"id": "t"})
     assert SECRET not in str(caught.value)
 
 
-def test_oauth2_waits_for_a_busy_token_endpoint(server: FaultServer, connect) -> None:
+def test_oauth2_waits_for_a_busy_token_endpoint(server: FaultServer, connect: Connect) -> None:
     issuer = TokenIssuer(server)
     server.play([Answer(503, {}, {"retry-after": "0"}), Answer(429), issuer.issue], "oauth/token")
     assert connect(**OAUTH).describe_table({"id": "t"}).version == 3
@@ -124,7 +135,7 @@ def test_oauth2_waits_for_a_busy_token_endpoint(server: FaultServer, connect) ->
     assert "its secret" not in str(caught.value)
 
 
-def test_oauth2_does_not_wait_for_ever_for_a_silent_token_endpoint(server: FaultServer, connect) -> None:
+def test_oauth2_does_not_wait_for_ever_for_a_silent_token_endpoint(server: FaultServer, connect: Connect) -> None:
     TokenIssuer(server)
     server.play([Answer(200, {}, delay=5)], "oauth/token")
     client = connect(**OAUTH, timeout=0.3, retry=NO_RETRY)
@@ -133,15 +144,18 @@ def test_oauth2_does_not_wait_for_ever_for_a_silent_token_endpoint(server: Fault
 
 
 def test_oauth2_serves_one_event_loop_after_the_other(server: FaultServer) -> None:
-    TokenIssuer(server)
+    issuer = TokenIssuer(server)
     settings = Settings(server.url, **OAUTH)
 
-    async def crowd() -> set[int]:
+    async def crowd() -> set[int | None]:
         async with AsyncLanceClient(settings) as client:
-            settings.httpx_auth._token = None
-            return {r.version for r in await asyncio.gather(*(client.describe_table({"id": "t"}) for _ in range(3)))}
+            answers = await asyncio.gather(*(client.describe_table({"id": "t"}) for _ in range(3)))
+            return {answer.version for answer in answers}
 
-    assert asyncio.run(crowd()) == asyncio.run(crowd()) == {3}
+    assert asyncio.run(crowd()) == {3}
+    issuer.issued += 1  # the server no longer accepts the token, so the second crowd waits for another one
+    assert asyncio.run(crowd()) == {3}
+    assert len(server.requests("oauth/token")) == 2
 
 
 def test_a_crowd_asks_for_one_token(server: FaultServer) -> None:
@@ -169,7 +183,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[trustme.CA, Pat
 
 
 @pytest.fixture
-def tls_url(authority: tuple[trustme.CA, Path], server: FaultServer):
+def tls_url(authority: tuple[trustme.CA, Path], server: FaultServer) -> Iterator[str]:
     """The fault server behind TLS, asking for a client certificate of the same authority."""
     ca, _ = authority
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -177,7 +191,7 @@ def tls_url(authority: tuple[trustme.CA, Path], server: FaultServer):
     ca.configure_trust(context)
     context.verify_mode = ssl.CERT_OPTIONAL
     server.play([Answer(200, TABLE)])
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), type("Tls", (_Handler,), {"owner": server}))
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), type("Tls", (FaultHandler,), {"owner": server}))
     listener.daemon_threads = True
     listener.socket = context.wrap_socket(listener.socket, server_side=True)
     threading.Thread(target=listener.serve_forever, args=(0.02,), daemon=True).start()
@@ -186,26 +200,28 @@ def tls_url(authority: tuple[trustme.CA, Path], server: FaultServer):
     listener.server_close()
 
 
-def test_tls_with_a_ca_bundle_and_a_client_certificate(tls_url: str, authority, both) -> None:
+def test_tls_with_a_ca_bundle_and_a_client_certificate(
+    tls_url: str, authority: tuple[trustme.CA, Path], both: Both
+) -> None:
     _, folder = authority
     client = both(tls_url, verify=str(folder / "ca.pem"), client_cert=str(folder / "client.pem"))
     assert client.describe_table({"id": "t"}).version == 3
 
 
-def test_an_untrusted_certificate_fails_at_once_with_a_way_out(tls_url: str, both, server: FaultServer) -> None:
+def test_an_untrusted_certificate_fails_at_once_with_a_way_out(tls_url: str, both: Both, server: FaultServer) -> None:
     with pytest.raises(lance.ServiceUnavailableError, match=r"TLS failed: check the CA bundle") as caught:
         both(tls_url).describe_table({"id": "t"})
     assert "Gave up" not in str(caught.value)
     assert not server.seen
 
 
-def test_verify_off_works_and_warns(tls_url: str, both) -> None:
+def test_verify_off_works_and_warns(tls_url: str, both: Both) -> None:
     with pytest.warns(UserWarning, match="not verified"):
         client = both(tls_url, verify=False)
     assert client.describe_table({"id": "t"}).version == 3
 
 
-def test_a_proxy_is_used(server: FaultServer, both) -> None:
+def test_a_proxy_is_used(server: FaultServer, both: Both) -> None:
     server.play([Answer(200, TABLE)])
     client = both("http://namespace.invalid:2333/base", proxy=SecretStr(server.url))
     assert client.describe_table({"id": "t"}).version == 3
@@ -225,7 +241,7 @@ def test_a_proxy_is_used(server: FaultServer, both) -> None:
     "fault", [Answer(401, {"error": f"bad key {SECRET}", "code": 16}), Reset, Answer(200, "junk")], ids=str
 )
 def test_secrets_appear_in_no_message_repr_or_traceback(
-    server: FaultServer, connect, credentials, fault, caplog: pytest.LogCaptureFixture
+    server: FaultServer, connect: Connect, credentials: dict[str, Any], fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.play([fault])
     server.play([Answer(200, {"access_token": f"{SECRET}-token", "expires_in": 60})], "oauth/token")
@@ -233,7 +249,7 @@ def test_secrets_appear_in_no_message_repr_or_traceback(
     client = connect(**credentials, retry=NO_RETRY)
     with pytest.raises(lance.LanceNamespaceError) as caught:
         client.delete_from_table({"id": "t", "predicate": "true"})
-    below = caught.tb.tb_next  # this test's own frame holds the secret
+    below = caught.tb.tb_next  # this test's own frame has the secret
     frames = traceback.TracebackException(type(caught.value), caught.value, below, capture_locals=True)
     shown = "".join(frames.format())
     assert "fields = " in shown

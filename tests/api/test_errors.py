@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance_namespace import errors as lance
 
+from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import lance_error, read_answer_error
 from airflow_provider_lance.api.operations import OPERATIONS
 
@@ -153,3 +154,9 @@ def test_any_answer_becomes_one_sentence(name: str, status: int, body: bytes) ->
     assert isinstance(error, lance.LanceNamespaceError)
     assert str(status) in str(error)
     assert len(str(error)) < 5000
+
+
+def test_the_codes_are_those_of_the_spec() -> None:
+    from lance_namespace.errors import ErrorCode as SpecCode
+
+    assert {code.name: code.value for code in ErrorCode} == {code.name: code.value for code in SpecCode}

@@ -12,9 +12,10 @@ import lance_namespace_urllib3_client.api as generated
 import pytest
 from pydantic import BaseModel
 
-from airflow_provider_lance.api.client import AsyncLanceClient, LanceClient
+from airflow_provider_lance.api.client import AsyncLanceClient, LanceClient, Method
 from airflow_provider_lance.api.models import model
-from airflow_provider_lance.api.operations import OPERATIONS, Answer
+from airflow_provider_lance.api.operations import OPERATIONS, Answer, Operation
+from airflow_provider_lance.namespace import SparkNamespace
 
 # On the wire of real servers, but not in the spec's document.
 BEYOND_THE_SPEC = {
@@ -22,7 +23,7 @@ BEYOND_THE_SPEC = {
     "describe_materialized_view",
     "drop_materialized_view",
     "list_materialized_views",
-    *(name for name in OPERATIONS if OPERATIONS[name].path.startswith("/v1/jobs/")),
+    *(name for name, row in OPERATIONS.items() if row.jobs_api),
 }
 
 
@@ -56,12 +57,16 @@ def test_every_method_of_a_lance_namespace_is_overridden() -> None:
     assert methods <= set(OPERATIONS) | {"namespace_id"}
     for name in methods:
         assert getattr(LanceClient, name) is not getattr(lance_namespace.LanceNamespace, name)
-    for name in OPERATIONS:
-        assert inspect.iscoroutinefunction(getattr(AsyncLanceClient, name))
+
+
+@pytest.mark.parametrize("kind", [LanceClient, AsyncLanceClient, SparkNamespace])
+def test_every_operation_is_a_method(kind: type) -> None:
+    found = {name: method.operation for name, method in inspect.getmembers(kind) if isinstance(method, Method)}
+    assert found == OPERATIONS
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda row: row.name)
-def test_models_and_query_fields_exist(operation) -> None:
+def test_models_and_query_fields_exist(operation: Operation) -> None:
     assert operation.request
     request = model(operation.request)
     assert issubclass(request, BaseModel)

@@ -59,20 +59,28 @@ LATER = httpx.Headers({"retry-after": "1"})
         (429, NONE, 21, False, True),
         (503, LATER, None, False, True),
         (503, NONE, 17, False, True),
-        (503, NONE, None, False, False),  # a proxy's word for a broken answer: it may have arrived
+        (
+            503,
+            NONE,
+            None,
+            False,
+            False,
+        ),  # a proxy may answer so for a request that arrived
         (503, NONE, None, True, True),
         (502, NONE, None, True, True),
         (504, NONE, None, True, True),
         (502, NONE, None, False, False),
         (500, NONE, None, True, True),
-        (500, NONE, 18, True, False),  # the server's own considered answer
+        (500, NONE, 18, True, False),  # the server itself says that it failed
         (500, NONE, None, False, False),
         (400, NONE, 13, True, False),
         (404, NONE, None, True, False),
         (409, NONE, 14, True, False),
     ],
 )
-def test_which_answers_are_tried_again(status, headers, code, replayable, again) -> None:
+def test_which_answers_are_tried_again(
+    status: int, headers: httpx.Headers, code: int | None, replayable: bool, again: bool
+) -> None:
     assert may_retry_answer(status, headers, code, replayable=replayable) is again
 
 
@@ -89,5 +97,5 @@ def test_which_answers_are_tried_again(status, headers, code, replayable, again)
         (httpx.ReadError("reset"), False, False),
     ],
 )
-def test_which_broken_connections_are_tried_again(error, replayable, again) -> None:
+def test_which_broken_connections_are_tried_again(error: httpx.RequestError, replayable: bool, again: bool) -> None:
     assert may_retry_error(error, replayable=replayable) is again

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import OPERATIONS
+from airflow_provider_lance.api.plain_data import REQUEST_ENVELOPE, JsonObject
+from tests.api.conftest import Connect
 from tests.api.fault_server import Answer, FaultServer
 
 IDENTITY = {"api_key": "<string>", "auth_token": "<string>"}
-PAGES: list[tuple[str, str, int, dict[str, Any], dict[str, Any]]] = [
+PAGES: list[tuple[str, str, int, JsonObject, JsonObject]] = [
     (
         "create_table_version",
         "/v1/table/{id}/version/create",
@@ -120,18 +120,29 @@ PAGES: list[tuple[str, str, int, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "path", "status", "request_body", "answer"), PAGES, ids=[page[0] for page in PAGES])
 class TestPage:
-    def test_the_row_is_the_pages(self, name, path, status, request_body, answer) -> None:
+    def test_the_row_is_the_pages(
+        self, name: str, path: str, status: int, request_body: JsonObject, answer: JsonObject
+    ) -> None:
         operation = OPERATIONS[name]
         assert (operation.method, operation.path) == ("POST", path)
         assert operation.statuses[0] == status
 
-    def test_models_keep_every_field(self, name, path, status, request_body, answer) -> None:
+    def test_models_keep_every_field(
+        self, name: str, path: str, status: int, request_body: JsonObject, answer: JsonObject
+    ) -> None:
         operation = OPERATIONS[name]
         assert model(operation.request).from_dict(request_body).to_dict() == request_body
         assert model(operation.response).from_dict(answer).to_dict() == answer
 
     def test_it_travels_field_for_field(
-        self, name, path, status, request_body, answer, server: FaultServer, connect
+        self,
+        name: str,
+        path: str,
+        status: int,
+        request_body: JsonObject,
+        answer: JsonObject,
+        server: FaultServer,
+        connect: Connect,
     ) -> None:
         server.play([Answer(status, answer)])
         client = connect()
@@ -140,9 +151,7 @@ class TestPage:
             assert {key: value for key, value in response.to_dict().items() if key != "context"} == answer
         for seen in server.seen:
             assert seen.path == path.replace("{id}", "%3Cstring%3E")
-            assert seen.json == {
-                key: value for key, value in request_body.items() if key not in {"id", "identity", "context"}
-            }
+            assert seen.json == {key: value for key, value in request_body.items() if key not in REQUEST_ENVELOPE}
             if "identity" in request_body:
                 assert seen.headers["x-api-key"] == "<string>"
                 assert seen.headers["authorization"] == "Bearer <string>"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from airflow_provider_lance.api.auth import ClientCredentialsAuth
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings, context_headers
 
 
@@ -17,7 +20,7 @@ from airflow_provider_lance.api.settings import InvalidSettingsError, Settings, 
         ({"host": "::1"}, "http://[::1]:2333"),
     ],
 )
-def test_addresses(parts: dict, url: str) -> None:
+def test_addresses(parts: dict[str, Any], url: str) -> None:
     assert Settings.from_connection(**parts).base_url == url
 
 
@@ -25,7 +28,10 @@ def test_auth_defaults() -> None:
     assert Settings.from_connection(host="h").auth_kind == "no credentials"
     assert Settings.from_connection(host="h", password="k").auth_kind == "API key"
     assert Settings.from_connection(host="h", password="k", extra={"auth": "bearer"}).auth_kind == "bearer token"
+    assert Settings.from_connection(host="h", password="k", extra={"auth": "auto"}).auth_kind == "API key"
+    assert Settings.from_connection(host="h", extra={"auth": "auto"}).auth_kind == "no credentials"
     oauth = Settings.from_connection(host="h", login="id", password="s", extra={"auth": "oauth2"})
+    assert isinstance(oauth.httpx_auth, ClientCredentialsAuth)
     assert oauth.httpx_auth.token_url == "http://h:2333/oauth/token"
 
 
@@ -52,7 +58,7 @@ def test_auth_defaults() -> None:
         ({"host": "h", "extra": {"context": {"a": "c\r\nx: y"}}}, "no HTTP header can carry"),
     ],
 )
-def test_a_connection_that_cannot_work_says_why(parts: dict, says: str) -> None:
+def test_a_connection_that_cannot_work_says_why(parts: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidSettingsError, match=says) as caught:
         Settings.from_connection(**parts)
     assert "pw" not in str(caught.value)

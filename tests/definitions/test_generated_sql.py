@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance_namespace.errors import InvalidInputError
 
-from airflow_provider_lance.engine.expressions import check_filter, expression_inputs, one_expression, parse_path
+from airflow_provider_lance.definitions.expressions import check_filter, expression_inputs, one_expression, parse_path
 
 ROWS = 12
 WORDS = ["a", "it's", 'say "hi"', "-- b", "/* b", "*/", "b", "t2", ";", ")", "", "\\", "`b`", "é"]

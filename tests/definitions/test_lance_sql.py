@@ -7,24 +7,23 @@ import pyarrow as pa
 import pytest
 from lance_namespace.errors import InvalidInputError
 
-from airflow_provider_lance.definitions.lance_sql import looks_like_sql, read_expression, read_select
-from airflow_provider_lance.definitions.sql_text import SqlError
-from airflow_provider_lance.engine.expressions import check_expression, check_filter, expression_inputs
+from airflow_provider_lance.definitions.expressions import check_expression, check_filter, expression_inputs
+from airflow_provider_lance.definitions.sql.lance_sql import looks_like_sql, read_expression, read_select
+from airflow_provider_lance.definitions.sql.text import SqlError
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("b", pa.string()),
-        ("t2", pa.string()),
-        ("end", pa.string()),
-        ("list", pa.int64()),
-        ("select", pa.int64()),
-        ("s", pa.struct([("x", pa.int64()), ("y z", pa.int64())])),
-        ("l", pa.list_(pa.int64())),
-        ("m", pa.map_(pa.string(), pa.int64())),
-        ("it's", pa.int64()),
-    ]
-)
+COLUMNS: dict[str, pa.DataType] = {
+    "id": pa.int64(),
+    "b": pa.string(),
+    "t2": pa.string(),
+    "end": pa.string(),
+    "list": pa.int64(),
+    "select": pa.int64(),
+    "s": pa.struct([("x", pa.int64()), ("y z", pa.int64())]),
+    "l": pa.list_(pa.int64()),
+    "m": pa.map_(pa.string(), pa.int64()),
+    "it's": pa.int64(),
+}
+SCHEMA = pa.schema(COLUMNS)
 
 
 @pytest.mark.parametrize(

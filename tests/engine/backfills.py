@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 
 from airflow_provider_lance.api.jobs import JobSpec
-from airflow_provider_lance.engine.backfill import run_backfill
-from airflow_provider_lance.engine.columns import computed_field, virtual_column_entry, virtual_fields
-from airflow_provider_lance.engine.context import JobContext, SilentReporter
-from airflow_provider_lance.engine.udf import wrap
+from airflow_provider_lance.definitions.column_rules import computed_field, virtual_column_entry, virtual_fields
+from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.engine.backfill.job import BackfillResult, run_backfill
+from airflow_provider_lance.engine.job.context import JobContext, Reporter, SilentReporter
+
+if TYPE_CHECKING:
+    from lance_namespace import LanceNamespace
+    from pyspark.sql import SparkSession
 
 _jobs = itertools.count()
 
@@ -36,29 +40,40 @@ def declare_function(
     dataset: lance.LanceDataset,
     function: Callable[..., Any] | str,
     inputs: list[str],
-    outputs: dict[str, pa.DataType],
+    outputs: Mapping[str, pa.DataType],
     **options: Any,
 ) -> None:
     version = options.pop("version", "1")
-    entry = virtual_column_entry(wrap(function, **options), inputs=inputs, outputs=outputs, version=version)
+    entry = virtual_column_entry(wrap(function, **options), inputs=inputs, outputs=dict(outputs), version=version)
     dataset.add_columns(virtual_fields(dataset.schema, entry))
 
 
+def rename_column(uri: str, name: str, new_name: str) -> None:
+    change: Any = {"path": name, "name": new_name}
+    lance.dataset(uri).alter_columns(change)
+
+
+def restore(uri: str, version: int) -> None:
+    dataset: Any = lance.dataset(uri, version=version)
+    dataset.restore()
+
+
 def backfill(
-    spark: Any,
+    spark: SparkSession | None,
     uri: str,
     column: str,
     *,
     options: dict[str, Any] | None = None,
-    reporter: Any = None,
+    reporter: Reporter | None = None,
     job_id: str | None = None,
     storage_options: dict[str, str] | None = None,
-    namespace: Any = None,
+    namespace: LanceNamespace | None = None,
     table_id: list[str] | None = None,
     managed: bool = False,
+    driver_rows: int = 0,  # most tests are of what runs on Spark
     **request: Any,
-) -> dict[str, Any]:
-    def make_spark() -> Any:
+) -> BackfillResult:
+    def make_spark() -> SparkSession:
         assert spark is not None, "this backfill should not have needed Spark"
         return spark
 
@@ -71,6 +86,7 @@ def backfill(
         storage_options=storage_options or {},
         namespace=namespace,
         job_id=job_id or f"job-{next(_jobs)}",
+        driver_rows=driver_rows,
     )
     return run_backfill(context)
 
@@ -92,10 +108,15 @@ def assert_filled(uri: str, name: str = "n", rule: Callable[[dict[str, Any]], An
     assert not wrong, wrong[:3]
 
 
+def events(reporter: SilentReporter) -> list[str]:
+    """The messages of the events that a job reported."""
+    return [str(event["message"]) for event in reporter.events]
+
+
 class Interleaving(SilentReporter):
     """A reporter that lets another writer act at the worst moment: right before the first commits."""
 
-    def __init__(self, *writers: Callable[[], Any]) -> None:
+    def __init__(self, *writers: Callable[[], object]) -> None:
         super().__init__()
         self.writers = list(writers)
 

@@ -44,10 +44,14 @@ class Driver:
         self.process.wait(timeout=10)
 
     def answer(self) -> dict[str, Any]:
-        return json.loads(self.output.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(self.output.splitlines()[-1])
+        return answer
 
 
-def start_spec(tmp_path: Path, uri: str, column: str, *, job_id: str, fault: str = "", **request: Any) -> Driver:
+def start_spec(
+    tmp_path: Path, uri: str, column: str, *, job_id: str, fault: str = "", driver_rows: int = 0, **request: Any
+) -> Driver:
+    """A backfill without a server; on Spark unless ``driver_rows`` are enough for it."""
     spec = {
         "job_type": "backfill_column",
         "table_id": ["t"],
@@ -57,4 +61,5 @@ def start_spec(tmp_path: Path, uri: str, column: str, *, job_id: str, fault: str
     path = tmp_path / f"{job_id}.json"
     path.write_text(json.dumps(spec))
     arguments = ["--spec", str(path), "--job-id", job_id, "--master", "local[2,4]"]
+    arguments += ["--driver-rows", str(driver_rows)]
     return Driver(arguments, tmp_path, LANCE_ENGINE_TEST_FAULT=fault)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_lance.engine.udf import udf
+from airflow_provider_lance.definitions.function_envelope import udf
 
 
 def double(number: int) -> int:
@@ -16,7 +15,7 @@ def double(number: int) -> int:
 
 
 @udf(call="batch")
-def lengths(batch: pa.RecordBatch) -> pa.Array:
+def lengths(batch: Any) -> Any:
     return pc.utf8_length(batch.column("text"))
 
 

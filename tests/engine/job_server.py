@@ -10,7 +10,7 @@ from typing import Any
 
 
 class JobServer:
-    """One job. ``cancel`` is told in the next answer, ``lost`` refuses reports, ``down`` breaks the connection."""
+    """One job. ``cancel`` is part of the next answer, ``lost`` refuses reports, ``drop`` requests get no answer."""
 
     def __init__(self, spec: dict[str, Any], **answer: Any) -> None:
         self.spec = spec
@@ -18,7 +18,8 @@ class JobServer:
         self.reports: list[dict[str, Any]] = []
         self.claims: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.cancel = self.lost = self.down = False
+        self.cancel = self.lost = False
+        self.drop = 0
         self.renewed_options: dict[str, str] | None = None
         job = self
 
@@ -26,7 +27,8 @@ class JobServer:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
                 job.headers.append({key.lower(): value for key, value in self.headers.items()})
-                if job.down:
+                if job.drop:
+                    job.drop -= 1
                     self.connection.close()
                     return
                 status, document = job.serve(self.path.rstrip("/"), body)
@@ -62,7 +64,7 @@ class JobServer:
             if self.lost or body["claim_token"] != "claim":
                 return 409, {"error": "the claim was lost", "code": 14}
             self.reports.append(body)
-            answer = {"lease_until": int(time.time() + 60), "cancel": self.cancel}
+            answer: dict[str, Any] = {"lease_until": int(time.time() + 60), "cancel": self.cancel}
             if self.renewed_options:
                 answer["storage_options"] = self.renewed_options
             return 200, answer

@@ -1,18 +1,39 @@
-"""Table functions that tests name by import path, as a deployment that forbids pickles would."""
+"""Table functions that tests name by import path, as a deployment that forbids pickles would, and views of them."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
-WORDS = pa.schema([("doc", pa.int64()), ("position", pa.int32()), ("word", pa.string())])
-COUNTS = pa.schema([("team", pa.string()), ("members", pa.int64()), ("ids", pa.list_(pa.int64()))])
+from airflow_provider_lance.definitions.arrow_types import arrow_schema
+from airflow_provider_lance.functions import encode_schema, table_function_spec
+
+WORDS = arrow_schema({"doc": "int64", "position": "int32", "word": "string"})
+COUNTS = arrow_schema({"team": "string", "members": "int64", "ids": "list<int64>"})
+
+
+def function_view(
+    kind: Literal["chunker", "udtf"],
+    function: Callable[..., object] | str,
+    output: pa.Schema,
+    query: str,
+    **spec: Any,
+) -> dict[str, Any]:
+    """The request of a view whose rows a function makes; a name without a colon is one of this module."""
+    if isinstance(function, str) and ":" not in function:
+        function = f"{__name__}:{function}"
+    return {
+        "kind": kind,
+        "source_query": query,
+        "output_schema": encode_schema(output),
+        "udtf_spec": table_function_spec(function, output=output, kind=kind, **spec),
+    }
 
 
 def split_words(doc: int, text: str) -> Iterator[dict[str, Any]]:
@@ -25,7 +46,7 @@ def split_words(doc: int, text: str) -> Iterator[dict[str, Any]]:
 
 def split_words_batched(batch: pa.RecordBatch) -> list[list[tuple[Any, ...]]]:
     return [
-        [(doc, position, word) for position, word in enumerate(text.split())]
+        [(doc, position, word) for position, word in enumerate(str(text).split())]
         for doc, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
     ]
 

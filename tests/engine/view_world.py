@@ -11,17 +11,19 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from airflow_provider_lance.api.jobs import JobSpec
-from airflow_provider_lance.engine.context import JobContext, SilentReporter
-from airflow_provider_lance.engine.refresh import run_refresh
-from airflow_provider_lance.engine.view_definition import ViewDefinition
-from airflow_provider_lance.engine.view_table import create_view
+from airflow_provider_lance.definitions.arrow_types import arrow_schema, text_metadata
+from airflow_provider_lance.definitions.view_definition import ViewDefinition
+from airflow_provider_lance.engine.job.context import JobContext, SilentReporter
+from airflow_provider_lance.engine.views.job import run_refresh
+from airflow_provider_lance.storage.view_table import empty_view
 
-PEOPLE = pa.schema([("id", pa.int64()), ("text", pa.string()), ("score", pa.float64())])
+PEOPLE = arrow_schema({"id": "int64", "text": "string", "score": "float64"})
 
 
-def no_spark() -> Any:
+def no_spark() -> SparkSession:
     raise AssertionError("this refresh should not have needed Spark")
 
 
@@ -30,10 +32,22 @@ def people(ids: Iterable[int], tag: str = "t") -> pa.Table:
     return pa.table({"id": ids, "text": [f"{tag}{i}" for i in ids], "score": [i / 2 for i in ids]}, schema=PEOPLE)
 
 
+def create_view(
+    location: str,
+    definition: ViewDefinition,
+    open_source: Callable[[str], lance.LanceDataset],
+    **options: Any,
+) -> ViewDefinition:
+    """Write the empty view at ``location``; its definition as it was stored. ``options`` are those of the writer."""
+    empty, bound = empty_view(definition, open_source)
+    lance.write_dataset(empty, location, enable_stable_row_ids=True, **options)
+    return bound
+
+
 class World:
-    def __init__(self, root: Path, spark: Any = None) -> None:
+    def __init__(self, root: Path, spark: SparkSession | None = None) -> None:
         self.root = root
-        self.make_spark: Callable[[], Any] = no_spark if spark is None else lambda: spark
+        self.make_spark = no_spark if spark is None else lambda: spark
         self.reporter = SilentReporter()
 
     def path(self, name: str) -> str:
@@ -59,19 +73,23 @@ class World:
         part = source.get_fragments()[fragment]
         ids = part.to_table(columns=["_rowid"]).slice(0, rows)
         new = ids.append_column(column, pa.array([value] * len(ids)))
-        updated, fields, *which = part.update_columns(new, left_on="_rowid", with_offsets=offsets)
+        if offsets:
+            updated, fields, which = part.update_columns(new, left_on="_rowid", with_offsets=True)
+            touched = {part.fragment_id: which}
+        else:
+            updated, fields = part.update_columns(new, left_on="_rowid")
+            touched = None
         operation = lance.LanceOperation.Update(
             updated_fragments=[updated],
             fields_modified=fields,
             update_mode="rewrite_columns",
-            updated_fragment_offsets={part.fragment_id: which[0]} if which else None,
+            updated_fragment_offsets=touched,
         )
         lance.LanceDataset.commit(self.path(name), operation, read_version=source.version)
 
     def view(self, name: str, query: str = "", **request: Any) -> ViewDefinition:
         body = {"query": query, **request} if query else request
-        _, definition = create_view(self.path(name), ViewDefinition.from_request(body), self.open)
-        return definition
+        return create_view(self.path(name), ViewDefinition.from_request(body), self.open)
 
     def context(self, name: str, **request: Any) -> JobContext:
         definition = ViewDefinition.from_metadata(self.open(name).schema.metadata)
@@ -90,4 +108,4 @@ class World:
         return sorted(zip(*(data[column].to_pylist() for column in names), strict=True), key=repr)
 
     def metadata(self, name: str) -> dict[str, str]:
-        return {key.decode(): value.decode() for key, value in (self.open(name).schema.metadata or {}).items()}
+        return text_metadata(self.open(name).schema.metadata)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import lance.namespace
 import lance_namespace_urllib3_client as generated
 from lance_namespace_urllib3_client import api as generated_api
+from lance_namespace_urllib3_client.api_client import ApiClient
+from lance_namespace_urllib3_client.configuration import Configuration
 from pydantic import SecretStr
 
 from airflow_provider_lance.api.client import LanceClient
@@ -44,7 +47,9 @@ class RustClient:
     )
 
     def __init__(self, url: str, key: str) -> None:
-        self._namespace = lance.namespace.RestNamespace(uri=url, **{"headers.x-api-key": key})
+        self._namespace = lance.namespace.RestNamespace(  # type: ignore[no-untyped-call]
+            uri=url, **{"headers.x-api-key": key}
+        )
 
     def call(self, name: str, fields: dict[str, Any], data: bytes | None = None) -> Any:
         request = model(OPERATIONS[name].request or "").from_dict(fields)
@@ -60,8 +65,8 @@ class GeneratedClient:
     lacks = _JOBS | _VIEWS | {"create_empty_table"}
 
     def __init__(self, url: str, key: str) -> None:
-        client = generated.ApiClient(generated.Configuration(host=url))
-        client.set_default_header("x-api-key", key)
+        client = ApiClient(Configuration(host=url))
+        client.set_default_header("x-api-key", key)  # type: ignore[no-untyped-call]
         classes = [kind for name, kind in vars(generated_api).items() if name.endswith("Api")]
         self._apis = [kind(client) for kind in classes]
 
@@ -97,7 +102,7 @@ class OurClient:
         return _plain(getattr(self._client, name)(*arguments))
 
 
-CLIENTS = {"rust": RustClient, "generated": GeneratedClient, "ours": OurClient}
+CLIENTS: dict[str, Callable[[str, str], Client]] = {"rust": RustClient, "generated": GeneratedClient, "ours": OurClient}
 
 
 def _plain(answer: Any) -> Any:

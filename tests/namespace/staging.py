@@ -11,7 +11,7 @@ from lance_namespace import LanceNamespace
 from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.namespace import SparkNamespace
-from tests.namespace.tables import PEOPLE
+from tests.namespace.people import PEOPLE
 
 
 class Stager(LanceNamespace):

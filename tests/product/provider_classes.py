@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import sys
-from typing import Any
+from typing import TypedDict
 
 from airflow_provider_lance.get_provider_info import get_provider_info
 
@@ -18,7 +18,17 @@ KINDS = ("operators", "sensors", "triggers")
 PACKAGE = "airflow_provider_lance"
 
 
-def describe() -> list[dict[str, Any]]:
+class ProviderClass(TypedDict):
+    """An operator, sensor or trigger; ``parameters`` are its arguments with their defaults as Python writes them."""
+
+    kind: str
+    name: str
+    module: str
+    templated: list[str]
+    parameters: dict[str, str | None]
+
+
+def describe() -> list[ProviderClass]:
     from airflow.sdk import BaseOperator
     from airflow.triggers.base import BaseTrigger
 

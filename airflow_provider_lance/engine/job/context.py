@@ -1,0 +1,111 @@
+"""The context of a running job: its spec, Spark, storage credentials, the namespace and a reporter.
+
+``run_backfill(context)`` and ``run_refresh(context)`` take a context and return the job's result. They know nothing of
+claims, heartbeats or command lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from airflow_provider_lance.api.jobs import JobSpec, Progress
+from airflow_provider_lance.engine.job.driver_work import DRIVER_ROWS
+
+if TYPE_CHECKING:
+    from lance_namespace import LanceNamespace
+    from pyspark.sql import SparkSession
+
+
+class JobError(Exception):
+    """Why a job failed: the phase, a sentence for its owner, and whether a retry may help.
+
+    ``traceback`` has the frames of the user's function that raised; ``rows_failed`` and ``failed_rows`` say how many
+    rows failed before, with some examples.
+    """
+
+    def __init__(
+        self,
+        phase: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        traceback: str = "",
+        rows_failed: int = 0,
+        failed_rows: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.retryable = retryable
+        self.traceback = traceback
+        self.rows_failed = rows_failed
+        self.failed_rows = list(failed_rows)
+
+
+class JobCancelledError(Exception):
+    """The job was cancelled or its claim was lost, so it must stop without another commit.
+
+    ``result`` tells what had been committed before. The job's code sets it before it raises the error again.
+    """
+
+    result: Mapping[str, object] | None = None
+
+
+class Reporter(Protocol):
+    """Receives the progress and the events of a job, and tells the job whether it may go on."""
+
+    def progress(self, progress: Progress) -> None:
+        """Remember the newest figures; they are sent with the next heartbeat."""
+
+    def event(self, message: str, **fields: object) -> None:
+        """Add a line to the job's history (state changes, conflicts, failed rows)."""
+
+    def check(self) -> None:
+        """Raise :class:`JobCancelledError` when the job must stop."""
+
+    def check_commit(self) -> None:
+        """Raise unless the claim was renewed recently enough to commit, as the executor protocol demands."""
+
+
+class SilentReporter:
+    """A reporter that keeps what it is told, for jobs without a server."""
+
+    def __init__(self) -> None:
+        self.latest = Progress()
+        self.events: list[dict[str, object]] = []
+
+    def progress(self, progress: Progress) -> None:
+        self.latest = progress
+
+    def event(self, message: str, **fields: object) -> None:
+        self.events.append({"message": message, **fields})
+
+    def check(self) -> None:
+        return
+
+    def check_commit(self) -> None:
+        return
+
+
+@dataclass
+class JobContext:
+    """One running job. ``make_spark`` is called on first use, so that a job with nothing to do starts no Spark."""
+
+    spec: JobSpec
+    make_spark: Callable[[], SparkSession]
+    reporter: Reporter = field(default_factory=SilentReporter)
+    storage_options: dict[str, str] = field(default_factory=dict)
+    namespace: LanceNamespace | None = None
+    job_id: str = "local"
+    attempt: int = 1
+    driver_rows: int = DRIVER_ROWS  # the most rows that the driver computes itself
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        return self.make_spark()
+
+    @property
+    def spark_started(self) -> bool:
+        return "spark" in self.__dict__
