@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.arrow_types import text_metadata
-from airflow_provider_lance.definitions.errors import invalid, no_column
+from airflow_provider_lance.definitions.errors import invalid, missing_columns, no_column
 from airflow_provider_lance.definitions.expressions import (
     check_expression,
     expression_inputs,
@@ -130,12 +130,10 @@ def _computed_inputs(schema: pa.Schema, column: str, expression: str, stated: Se
 
 
 def _check_inputs(schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
-    from lance_namespace.errors import TableColumnNotFoundError
-
     for path in inputs:
         try:
             find_field(schema, path)
-        except TableColumnNotFoundError as error:
+        except missing_columns() as error:
             raise no_column(
                 f"Column {column!r} is made from {path!r}, which was renamed or dropped: {error} Declare it again from "
                 "what there is."

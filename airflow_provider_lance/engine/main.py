@@ -10,14 +10,17 @@ import sys
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.job_states import JobState, JobType
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
+from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.engine.job.claim import (
     Claim,
     ClaimLostError,
@@ -33,7 +36,6 @@ from airflow_provider_lance.engine.spark.session import session_factory
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.client import LanceClient
-    from airflow_provider_lance.engine.job.claim import JobService
 
 log = logging.getLogger("airflow_provider_lance.engine")
 
@@ -122,30 +124,28 @@ def _storage_options() -> dict[str, str]:
 
 
 def _run_claimed(arguments: argparse.Namespace) -> int:
-    from airflow_provider_lance.api.client import LanceClient
-
     secrets = read_launch_token()
     settings = _settings(arguments.namespace, secrets)
     # Commits and the claim are retried for long; a heartbeat must not be, so it has a client of its own.
-    with LanceClient(settings) as client, LanceClient(replace(settings, retry=NO_RETRY, timeout=5.0)) as pulse:
+    with Wire(settings) as wire, Wire(replace(settings, retry=NO_RETRY, timeout=5.0)) as pulse:
         try:
-            claim = claim_job(_job_service(client), arguments.job_id, arguments.attempt, secrets["launch_token"])
+            claim = claim_job(wire, arguments.job_id, arguments.attempt, secrets["launch_token"])
         except ClaimLostError as error:
             log.warning("%s", error)
             return EXIT_LOST
         failpoint("claimed")
-        return _run_claim(client, pulse, claim, arguments)
+        return _run_claim(settings, pulse, claim, arguments)
 
 
-def _run_claim(client: LanceClient, pulse: LanceClient, claim: Claim, arguments: argparse.Namespace) -> int:
+def _run_claim(settings: Settings, pulse: Wire, claim: Claim, arguments: argparse.Namespace) -> int:
     spec = _planned(claim.spec, arguments.plan)
-    with HeartbeatReporter(_job_service(pulse), claim) as reporter:
+    with HeartbeatReporter(pulse, claim) as reporter, ExitStack() as clients:
         context = JobContext(
             spec=spec,
             make_spark=session_factory(_name(spec), master=arguments.master),
             reporter=reporter,
             storage_options=reporter.storage_options,
-            namespace=client,
+            connect=lambda: clients.enter_context(_client(settings)),
             job_id=claim.job_id,
             attempt=arguments.attempt,
             driver_rows=arguments.driver_rows,
@@ -161,9 +161,10 @@ def _run_claim(client: LanceClient, pulse: LanceClient, claim: Claim, arguments:
     return _exit(state) if heard else EXIT_LOST
 
 
-def _job_service(client: LanceClient) -> JobService:
-    """The client's methods are made from the operation table, so a type checker does not see them."""
-    return cast("JobService", client)
+def _client(settings: Settings) -> LanceClient:
+    from airflow_provider_lance.api.client import LanceClient
+
+    return LanceClient(settings)
 
 
 def execute(context: JobContext) -> tuple[JobState, Mapping[str, object] | None, JobFailure | None]:
@@ -183,18 +184,12 @@ def execute(context: JobContext) -> tuple[JobState, Mapping[str, object] | None,
         failure = JobFailure(error.phase, str(error), error.retryable, error.traceback, error.rows_failed, examples)
         return JobState.FAILED, None, failure
     except Exception as error:
-        if _is_refusal(error):
+        if isinstance(error, refusals()):
             log.error("The request cannot be executed: %s", error)
             return JobState.FAILED, None, JobFailure("validate", str(error), retryable=False)
         log.exception("The job ended unexpectedly")
         message = f"{type(error).__name__}: {error}"[:2000]
         return JobState.FAILED, None, JobFailure("run", message, retryable=isinstance(error, OSError))
-
-
-def _is_refusal(error: Exception) -> bool:
-    # Importing the namespace's errors takes a second and a half, and none was raised if they are not imported yet.
-    errors = sys.modules.get("lance_namespace.errors")
-    return errors is not None and isinstance(error, errors.LanceNamespaceError)
 
 
 def _dispatch(context: JobContext) -> Mapping[str, object]:

@@ -84,7 +84,7 @@ def backfill(
         make_spark=make_spark,
         reporter=reporter or SilentReporter(),
         storage_options=storage_options or {},
-        namespace=namespace,
+        connect=None if namespace is None else lambda: namespace,
         job_id=job_id or f"job-{next(_jobs)}",
         driver_rows=driver_rows,
     )

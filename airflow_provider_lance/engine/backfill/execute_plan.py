@@ -102,8 +102,9 @@ def execute_plan(
 def _publisher(target: BackfillTarget, plan: Plan, published: Published) -> Publisher:
     context, request = target.context, target.request
     spec = context.spec
+    namespace = context.namespace if spec.managed else None
     return Publisher(
-        committer=Committer(target.table, context.job_id, context.namespace, tuple(spec.table_id), spec.managed),
+        committer=Committer(target.table, context.job_id, namespace, tuple(spec.table_id), spec.managed),
         reporter=context.reporter,
         dataset=target.versions.open(plan.version),
         rule=target.rule.fingerprint,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.definitions.errors import missing_columns
 from airflow_provider_lance.engine.backfill.failed_rows import FailedRows
 from airflow_provider_lance.engine.backfill.fragment_identity import FragmentIdentities, FragmentIdentity, identify
 from airflow_provider_lance.storage.history import read_transactions
@@ -119,12 +120,10 @@ class FreshnessRecord:
 
     def _as_read(self, version: int, open_version: Callable[[int], LanceDataset]) -> LanceDataset | None:
         """The table as a backfill read it; None where that version is gone or had other inputs by these names."""
-        from lance_namespace.errors import TableColumnNotFoundError
-
         try:
             read = open_version(version)
             return read if field_ids(read, self.inputs) == self.input_ids else None
-        except TableColumnNotFoundError:
+        except missing_columns():
             return None
         except (ValueError, OSError) as error:
             if is_missing(error):

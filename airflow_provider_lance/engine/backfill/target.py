@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.backfill_request import BackfillRequest
 from airflow_provider_lance.definitions.column_rules import ColumnRule, column_rule
+from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.engine.backfill.checkpoint import column_folder
 from airflow_provider_lance.engine.job.context import JobContext, JobError
 from airflow_provider_lance.storage.table import TableFiles, TableRef, field_ids
@@ -88,8 +89,6 @@ def check_same_column(target: BackfillTarget, dataset: LanceDataset) -> None:
     Lance gives the id of a dropped column to the next one, so a commit alone could put values into a column that they
     were not made for.
     """
-    from lance_namespace.errors import LanceNamespaceError
-
     try:
         rule = column_rule(dataset.schema, target.request.column)
         same = (
@@ -99,7 +98,7 @@ def check_same_column(target: BackfillTarget, dataset: LanceDataset) -> None:
             and target.types(dataset) == target.types(target.dataset)
         )
         reason = "Its rule, its type or its inputs are others now: run the backfill again."
-    except LanceNamespaceError as error:
+    except refusals() as error:
         same, reason = False, str(error)
     if not same:
         raise JobError(

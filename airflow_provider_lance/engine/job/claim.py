@@ -1,6 +1,7 @@
 """The driver's side of the executor protocol: claim a job, keep its lease, report, and never commit without it.
 
-This module uses HTTP only through two calls of the client and knows nothing of Spark or Lance.
+This module uses HTTP only through two calls of the wire and knows nothing of Spark or Lance. The wire takes and returns
+plain data: the models of the namespace API take a second to import, and a driver can do without them.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_states import TOKEN_FILE_VARIABLE, JobState
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec, Progress
 from airflow_provider_lance.engine.job.context import JobCancelledError, JobError
 
 if TYPE_CHECKING:
-    from airflow_provider_lance.api.models import ClaimJobResponse, ReportJobResponse
+    from airflow_provider_lance.api.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +30,6 @@ RENEWED_SECONDS = 10.0
 SILENT_SECONDS = 45.0
 FINISH_SECONDS = 120.0  # how long the final report is tried
 _EVENTS_PER_REPORT = 200
-
-
-class JobService(Protocol):
-    """The part of ``LanceClient`` that a driver uses."""
-
-    def claim_job(self, request: dict[str, object]) -> ClaimJobResponse: ...
-
-    def report_job(self, request: dict[str, object]) -> ReportJobResponse: ...
 
 
 class ClaimLostError(JobCancelledError):
@@ -54,24 +48,25 @@ class Claim:
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-def claim_job(service: JobService, job_id: str, attempt: int, launch_token: str) -> Claim:
+def claim_job(wire: Wire, job_id: str, attempt: int, launch_token: str) -> Claim:
     """Claim the job, or raise :class:`ClaimLostError` if another driver has it.
 
     The same claim again gets the same answer.
     """
-    from lance_namespace.errors import ConcurrentModificationError
-
+    request = {"job_id": job_id, "attempt": attempt, "launch_token": launch_token}
     try:
-        answer = service.claim_job({"job_id": job_id, "attempt": attempt, "launch_token": launch_token})
-    except ConcurrentModificationError as error:
-        raise ClaimLostError(f"Attempt {attempt} of job {job_id} may not run: {error}") from error
+        answer = wire.call("claim_job", request).value
+    except WireError as error:
+        if error.conflict:
+            raise ClaimLostError(f"Attempt {attempt} of job {job_id} may not run: {error}") from error
+        raise
     return Claim(
         job_id=job_id,
-        token=answer.claim_token,
-        spec=JobSpec.from_dict(answer.spec),
-        heartbeat_seconds=answer.heartbeat_seconds or 2.0,
-        lease_seconds=answer.lease_seconds or 60.0,
-        storage_options=dict(answer.storage_options or {}),
+        token=answer["claim_token"],
+        spec=JobSpec.from_dict(answer["spec"]),
+        heartbeat_seconds=answer.get("heartbeat_seconds") or 2.0,
+        lease_seconds=answer.get("lease_seconds") or 60.0,
+        storage_options=dict(answer.get("storage_options") or {}),
     )
 
 
@@ -81,9 +76,9 @@ class HeartbeatReporter:
     ``storage_options`` is the dict that the job's tables hold, and renewed credentials are put into it.
     """
 
-    def __init__(self, service: JobService, claim: Claim) -> None:
+    def __init__(self, wire: Wire, claim: Claim) -> None:
         self.storage_options = dict(claim.storage_options)
-        self._service = service
+        self._wire = wire
         self._claim = claim
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -166,8 +161,6 @@ class HeartbeatReporter:
 
     def _send(self, terminal: dict[str, object] | None) -> bool:
         """Send one report and return whether it was answered. The events of an unanswered report are sent again."""
-        from lance_namespace.errors import ConcurrentModificationError, LanceNamespaceError
-
         with self._sending:
             with self._lock:
                 self._seq += 1
@@ -183,19 +176,19 @@ class HeartbeatReporter:
                 body["terminal"] = terminal
             sent = time.monotonic()
             try:
-                answer = self._service.report_job(body)
-            except ConcurrentModificationError as error:
-                self._lost = f"The claim on job {self._claim.job_id} was lost: {error}"
-                return False
-            except (LanceNamespaceError, OSError) as error:
-                log.warning("A heartbeat of job %s was not answered: %s", self._claim.job_id, error)
+                answer = self._wire.call("report_job", body).value or {}
+            except WireError as error:
+                if error.conflict:
+                    self._lost = f"The claim on job {self._claim.job_id} was lost: {error}"
+                else:
+                    log.warning("A heartbeat of job %s was not answered: %s", self._claim.job_id, error)
                 return False
             with self._lock:
                 del self._events[: len(events)]
                 # The server renews the lease after the report was sent, so the time of sending is the safe one.
                 self._renewed = sent
-                self._cancel = self._cancel or bool(answer.cancel)
-                self.storage_options.update(answer.storage_options or {})
+                self._cancel = self._cancel or bool(answer.get("cancel"))
+                self.storage_options.update(answer.get("storage_options") or {})
             return True
 
 

@@ -91,13 +91,17 @@ class SilentReporter:
 
 @dataclass
 class JobContext:
-    """One running job. ``make_spark`` is called on first use, so that a job with nothing to do starts no Spark."""
+    """One running job.
+
+    ``make_spark`` is called on first use, so that a job with nothing to do starts no Spark. So is ``connect``, which
+    returns a client of the namespace: its import takes a second, and few jobs commit through a namespace.
+    """
 
     spec: JobSpec
     make_spark: Callable[[], SparkSession]
     reporter: Reporter = field(default_factory=SilentReporter)
     storage_options: dict[str, str] = field(default_factory=dict)
-    namespace: LanceNamespace | None = None
+    connect: Callable[[], LanceNamespace] | None = None
     job_id: str = "local"
     attempt: int = 1
     driver_rows: int = DRIVER_ROWS  # the most rows that the driver computes itself
@@ -105,6 +109,10 @@ class JobContext:
     @cached_property
     def spark(self) -> SparkSession:
         return self.make_spark()
+
+    @cached_property
+    def namespace(self) -> LanceNamespace | None:
+        return self.connect() if self.connect is not None else None
 
     @property
     def spark_started(self) -> bool:

@@ -7,12 +7,11 @@ finishes one that was interrupted in between. A refresh that loses a race starts
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from lance_namespace.errors import LanceNamespaceError
-
 from airflow_provider_lance.definitions.backfill_request import only_plans
+from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.refresh_request import RefreshRequest
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
@@ -27,17 +26,25 @@ from airflow_provider_lance.engine.views.publish import write_bookmark, write_ro
 from airflow_provider_lance.engine.views.query_view import QueryView
 from airflow_provider_lance.engine.views.scan_tasks import count_rows
 from airflow_provider_lance.engine.views.source_changes import Changes, NotComparable
-from airflow_provider_lance.engine.views.spark_view import SparkView
 from airflow_provider_lance.engine.views.table_function_view import UdtfView
 from airflow_provider_lance.storage.manifests import version_timestamp
 from airflow_provider_lance.storage.table import TableRef
 from airflow_provider_lance.storage.view_state import Outcome, SourcePoint, ViewState, read_finished, read_state
 
 ATTEMPTS = 5
+
+
+def _spark_view(refresh: Refresh) -> ViewKind:
+    # The module has classes of Spark's data sources, so it imports PySpark.
+    from airflow_provider_lance.engine.views.spark_view import SparkView
+
+    return SparkView(refresh)
+
+
 #: How a view is computed, by the kind and the dialect of its definition.
-KINDS: Mapping[tuple[str, str], type[ViewKind]] = {
+KINDS: Mapping[tuple[str, str], Callable[[Refresh], ViewKind]] = {
     ("query", "lance"): QueryView,
-    ("query", "spark"): SparkView,
+    ("query", "spark"): _spark_view,
     ("chunker", "lance"): ChunkerView,
     ("udtf", "lance"): UdtfView,
 }
@@ -59,7 +66,7 @@ def run_refresh(context: JobContext) -> JsonObject:
                 # What was computed is dropped, because rows are only added to the version that they were made for.
                 context.reporter.event(f"{moved}; starting over", attempt=attempt)
                 continue
-            except LanceNamespaceError as error:
+            except refusals() as error:
                 raise JobError("plan", str(error)) from error
             return {**result, "seconds": round(time.monotonic() - started, 3)}
     raise JobError("commit", f"the view was changed by others during {ATTEMPTS} refreshes in a row", retryable=True)
@@ -185,7 +192,7 @@ def _result(outcome: Outcome, version: int) -> JsonObject:
 def _view(context: JobContext) -> ViewTable:
     spec = context.spec
     table = TableRef(spec.location, storage_options=context.storage_options)
-    return ViewTable(table, context.namespace, tuple(spec.table_id), spec.managed)
+    return ViewTable(table, lambda: context.namespace, tuple(spec.table_id), spec.managed)
 
 
 def _state(view: ViewTable) -> ViewState:

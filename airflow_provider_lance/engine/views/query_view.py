@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lance_namespace.errors import LanceNamespaceError
-
+from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.definitions.view_binding import check_same_columns, columns_read, output_schema
 from airflow_provider_lance.definitions.view_definition import SOURCE_ROW_ID
 from airflow_provider_lance.engine.job.context import JobError
@@ -54,7 +53,7 @@ class QueryView(ViewKind):
             found = output_schema(self.select, self.refresh.source.dataset.schema)
             columns = stored.remove(stored.get_field_index(SOURCE_ROW_ID))
             check_same_columns(columns, found, "the view", "its query")
-        except LanceNamespaceError as error:
+        except refusals() as error:
             raise JobError(
                 "plan",
                 f"the view's definition no longer holds over its source: {error} Bring the column back, or drop the "

@@ -6,22 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
 import pytest
 
-from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.api.jobs import JobSpec, Progress
 from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
+from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.engine.job import claim as protocol
 from airflow_provider_lance.engine.job.claim import (
     ClaimLostError,
     HeartbeatReporter,
-    JobService,
     claim_job,
     read_launch_token,
 )
@@ -55,8 +54,8 @@ def arguments(server: JobServer, attempt: int = 1) -> list[str]:
 
 
 def claimed(server: JobServer) -> HeartbeatReporter:
-    client = cast("JobService", LanceClient(Settings(server.url, retry=NO_RETRY)))
-    return HeartbeatReporter(client, claim_job(client, "job", 1, "launch"))
+    wire = Wire(Settings(server.url, retry=NO_RETRY))
+    return HeartbeatReporter(wire, claim_job(wire, "job", 1, "launch"))
 
 
 def refusal(reporter: HeartbeatReporter) -> type[JobCancelledError] | None:

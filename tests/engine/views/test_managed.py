@@ -68,7 +68,7 @@ def test_a_managed_view_is_created_refreshed_and_fenced(namespace: LanceNamespac
             managed=True,
             tables={"people": locations["people"]},
         )
-        return run_refresh(JobContext(spec, no_spark, namespace=namespace))
+        return run_refresh(JobContext(spec, no_spark, connect=lambda: namespace))
 
     assert refresh()["rows_written"] == 5
     lance.write_dataset(people([10, 12]), namespace_client=namespace, table_id=["people"], mode="append")
@@ -78,7 +78,7 @@ def test_a_managed_view_is_created_refreshed_and_fenced(namespace: LanceNamespac
     assert [row["id"] for row in view.to_table().sort_by("id").to_pylist()] == [0, 2, 4, 6, 8, 10, 12]
     assert view.version == 5
 
-    table = ViewTable(TableRef(locations["view"]), namespace, ("view",), managed=True)
+    table = ViewTable(TableRef(locations["view"]), lambda: namespace, ("view",), managed=True)
     stale = lance.LanceOperation.Update(new_fragments=[], updated_fragments=[], removed_fragment_ids=[])
     with pytest.raises(ViewMovedError, match="from version 3 to 5"):
         commit_next(table, 3, stale, {})

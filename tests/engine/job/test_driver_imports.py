@@ -1,0 +1,81 @@
+"""A driver imports what its job needs: no Spark for SQL over few rows, no client of the namespace for plain commits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import lance
+import pytest
+
+from airflow_provider_lance.definitions.view_definition import ViewDefinition
+from airflow_provider_lance.engine.spark.submit_command import APPLICATION
+from tests.engine.backfills import assert_filled, people
+from tests.engine.job_server import JobServer
+from tests.engine.view_world import create_view
+
+ROOT = Path(__file__).parents[3]
+HEAVY = (
+    "lance",
+    "pyspark",
+    "py4j",
+    "pandas",
+    "lance_namespace",
+    "lance_namespace_urllib3_client",
+    "airflow",
+    "fastapi",
+)
+# The application as it is started, and then which of the heavy modules it has loaded.
+PROGRAM = f"""
+import runpy, sys
+try:
+    runpy.run_path({APPLICATION!r}, run_name="__main__")
+except SystemExit as exit:
+    assert not exit.code, exit.code
+print(*(name for name in {HEAVY!r} if name in sys.modules))
+"""
+
+
+def loaded(spec: Mapping[str, object], folder: Path) -> str:
+    """Run a job as a driver of a server, and say what it has loaded."""
+    token = folder / "token.json"
+    token.write_text('{"launch_token": "launch", "api_key": "secret"}')
+    server = JobServer(dict(spec))
+    arguments = ["--job-id", "job", "--attempt", "1", "--namespace", server.url]
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANCE_JOB_TOKEN_FILE": str(token)},
+        )
+    finally:
+        server.close()
+    assert answer.returncode == 0, answer.stderr
+    assert server.terminal is not None
+    assert server.terminal["state"] == "DONE"
+    assert server.terminal["result"]["ran_on"] == "driver"
+    return answer.stdout.strip()
+
+
+def test_a_backfill_of_few_rows_loads_lance_alone(tmp_path: Path, uri: str) -> None:
+    spec = {"job_type": "backfill_column", "table_id": ["t"], "location": uri, "request": {"column": "n"}}
+    assert loaded(spec, tmp_path) == "lance"
+    assert_filled(uri)
+    assert loaded(spec, tmp_path) == "lance", "nothing is to be done"
+
+
+@pytest.mark.parametrize("name", ["view.lance", "5553a3ef_team$view"])
+def test_a_refresh_of_few_rows_loads_lance_alone(tmp_path: Path, name: str) -> None:
+    source, view = str(tmp_path / "people.lance"), str(tmp_path / name)
+    people(source, enable_stable_row_ids=True)
+    create_view(view, ViewDefinition.from_request({"query": "SELECT id FROM people"}), lambda _: lance.dataset(source))
+    spec = {"job_type": "refresh_materialized_view", "table_id": ["v"], "location": view, "tables": {"people": source}}
+    assert loaded(spec, tmp_path) == "lance"
+    assert lance.dataset(view).count_rows() == 100
+    assert loaded(spec, tmp_path) == "lance", "nothing is to be done"
