@@ -62,3 +62,11 @@ class JobType(str, enum.Enum):
 
     BACKFILL = "backfill_column"
     REFRESH = "refresh_materialized_view"
+
+
+class StartPath(str, enum.Enum):
+    """How the driver of a job began: started for the job, started before it, or kept from an earlier job."""
+
+    COLD = "cold"
+    STANDBY = "standby"
+    REUSED = "reused"

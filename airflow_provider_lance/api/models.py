@@ -176,6 +176,9 @@ class DescribeJobResponse(_Response):
     failure: JsonObject | None = None
     progress: JsonObject | None = None
     requester: JsonObject | None = Field(default=None, description="The Airflow task that asked for the job")
+    start_path: str | None = Field(default=None, description="How its driver began: cold, standby or reused")
+    launched_ms: int | None = Field(default=None, description="When its driver was launched or chosen")
+    claimed_ms: int | None = Field(default=None, description="When its driver claimed it")
 
 
 class CancelJobRequest(_JobRequest):

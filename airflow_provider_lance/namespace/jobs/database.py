@@ -88,6 +88,13 @@ jobs = Table(
     Column("failure", JSON),
     # The Airflow task that asked for the job; since schema version 2.
     Column("requester", JSON),
+    # How the driver of the current attempt began, one of api.job_states.StartPath, when it was launched and when it
+    # claimed the job; since schema version 3.
+    Column("start_path", String(16)),
+    Column("launched_ms", BigInteger),
+    Column("claimed_ms", BigInteger),
+    # The function of a user that the job runs: an identity, "" for none, null where it is not known.
+    Column("user_code", Text),
     Index("lance_jobs_by_state", "state", "stage", "seq"),
     Index("lance_jobs_by_key", "idempotency_key"),
     Index("lance_jobs_by_table", "table_name", "seq"),
@@ -146,13 +153,24 @@ def _create_everything(connection: Connection) -> None:
 
 
 def _add_requester(connection: Connection) -> None:
-    # The first step makes a new database from the tables above, which have the column already.
-    if all(column["name"] != "requester" for column in inspect(connection).get_columns(jobs.name)):
-        connection.execute(text(f"ALTER TABLE {jobs.name} ADD COLUMN requester JSON"))
+    _add_columns(connection, "requester")
+
+
+def _add_start(connection: Connection) -> None:
+    _add_columns(connection, "start_path", "launched_ms", "claimed_ms", "user_code")
+
+
+def _add_columns(connection: Connection, *names: str) -> None:
+    # The first step makes a new database from the tables above, which have the columns already.
+    known = {column["name"] for column in inspect(connection).get_columns(jobs.name)}
+    for name in names:
+        if name not in known:
+            kind = jobs.c[name].type.compile(connection.dialect)
+            connection.execute(text(f"ALTER TABLE {jobs.name} ADD COLUMN {name} {kind}"))
 
 
 #: Step ``n`` takes a database of version ``n`` to ``n + 1``. Released steps never change; new ones go to the end.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_everything, _add_requester)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_everything, _add_requester, _add_start)
 
 _ADVISORY_LOCK = 0x6C616E6365  # "lance": servers that start together migrate one after the other
 

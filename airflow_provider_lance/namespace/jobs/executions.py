@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
 
-from airflow_provider_lance.api.job_states import EXTERNAL, JobState
+from airflow_provider_lance.api.job_states import EXTERNAL, JobState, StartPath
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
 from airflow_provider_lance.namespace.jobs.database import Database, jobs, now_ms
@@ -115,7 +115,7 @@ class Executions:
         with self.database.reading() as connection:
             return list(connection.execute(query))
 
-    def begin_launch(self, job_id: str, attempt: int) -> Launch | None:
+    def begin_launch(self, job_id: str, attempt: int, path: StartPath = StartPath.COLD) -> Launch | None:
         """Begin the next attempt before its driver is started; None if another server has begun it."""
         token, now = secrets.token_urlsafe(32), now_ms()
         with self.database.writing() as connection:
@@ -134,6 +134,9 @@ class Executions:
                     launch_deadline_ms=now + int(self.timings.launch * 1000),
                     launcher_ref=None,
                     server_id=self.server_id,
+                    start_path=path.value,
+                    launched_ms=now,
+                    claimed_ms=None,
                     updated_ms=now,
                 )
                 .returning(jobs.c.cluster, jobs.c.environment, jobs.c.job_type, jobs.c.table_name)
@@ -188,6 +191,7 @@ class Executions:
             lease_until_ms=claim.lease_until_ms,
             launch_deadline_ms=None,
             last_seq=-1,
+            claimed_ms=now_ms(),
             updated_ms=now_ms(),
         )
         if claimed:

@@ -126,13 +126,27 @@ class TestSubmit:
     ) -> None:
         old = service.submit(submission("old"))
         with service.database.writing() as connection:
-            connection.exec_driver_sql("ALTER TABLE lance_jobs DROP COLUMN requester")
+            for column in ("requester", "start_path", "launched_ms", "claimed_ms", "user_code"):
+                connection.exec_driver_sql(f"ALTER TABLE lance_jobs DROP COLUMN {column}")
             connection.exec_driver_sql("UPDATE lance_schema_version SET version = 1")
         for _ in range(2):  # the second time there is nothing to do
             Database(database_url).close()
         new = service.submit(submission("new", context={"dag-id": "etl", "task-id": "fill"}))
         assert "requester" not in ask(service.describe_job, {"job_id": old})
         assert ask(service.describe_job, {"job_id": new})["requester"]["dag_id"] == "etl"
+        assert launch(service, old).attempt == 1
+
+    def test_a_job_says_how_and_when_its_driver_began(self, service: JobsService) -> None:
+        job_id = service.submit(submission())
+        assert "start_path" not in ask(service.describe_job, {"job_id": job_id})
+        started = launch(service, job_id)
+        waiting = ask(service.describe_job, {"job_id": job_id})
+        assert waiting["start_path"] == "cold"
+        assert waiting["created_at_millis"] <= waiting["launched_ms"]
+        assert "claimed_ms" not in waiting
+        ask(service.claim_job, {"job_id": job_id, "attempt": 1, "launch_token": started.token})
+        running = ask(service.describe_job, {"job_id": job_id})
+        assert running["launched_ms"] == waiting["launched_ms"] <= running["claimed_ms"]
 
     def test_the_same_key_with_another_body_is_a_conflict(self, service: JobsService) -> None:
         first = service.submit(submission(context={"idempotency-key": "k"}))
