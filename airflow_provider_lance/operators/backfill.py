@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
@@ -57,7 +57,8 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         (templated)
     :param column: The name of the column. (templated)
     :param branch: The branch of the table. By default it is the main branch. (templated)
-    :param where: An SQL predicate that selects the rows to compute. The other rows keep their values. (templated)
+    :param where: An SQL predicate that selects the rows to compute, or the name of a ``.sql`` file that holds it. The
+        other rows keep their values. (templated)
     :param concurrency: How many Spark tasks run at once. (templated)
     :param intra_applier_concurrency: How many threads of a Spark task call the function. (templated)
     :param min_checkpoint_size: The smallest number of rows in a checkpoint. (templated)
@@ -107,6 +108,11 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         "max_failed_rows",
         "max_failed_fraction",
     )
+    template_ext: Sequence[str] = (".sql",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **LanceJobOperator.template_fields_renderers,
+        "where": "sql",
+    }
 
     def __init__(
         self,
@@ -177,10 +183,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
         """The lineage for Airflow's OpenLineage provider: the table, and the input columns of the column."""
-        from airflow_provider_lance.tasks.lineage import ColumnEdge, TableLineage, computed_inputs, lineage_facets
+        from airflow_provider_lance.tasks.lineage import backfill_lineage
 
-        table_id = self.parse_id(self.table_id)
-        inputs = computed_inputs(self.hook, table_id, self.column, none_if_blank(self.branch))
-        edges = [ColumnEdge(self.column, table_id, name) for name in inputs]
-        lineage = TableLineage(output=table_id, inputs=[table_id], edges=edges)
-        return lineage_facets(self.hook, [*self.outlets, *self.inlets], lineage)
+        table_id, branch = self.parse_id(self.table_id), none_if_blank(self.branch)
+        return self.facets(backfill_lineage(self.hook, table_id, self.column, branch))

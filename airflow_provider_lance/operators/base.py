@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, BaseOperator
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from airflow_provider_lance.api.arrow import ArrowData
     from airflow_provider_lance.api.plain_data import JsonObject
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+    from airflow_provider_lance.tasks.lineage import TableLineage, TaskLineage
+
+
+class TableChange(NamedTuple):
+    """A table that a task has changed, and what is known of the change."""
+
+    table_id: list[str]
+    version: int | None
+    rows: int | None
 
 
 class LanceBaseOperator(BaseOperator):
@@ -34,6 +44,8 @@ class LanceBaseOperator(BaseOperator):
     """
 
     ui_color = "#fde8d7"
+    #: The table that this task has changed, with the version and the rows of its event.
+    changed: TableChange | None = None
     template_fields: Sequence[str] = ("lance_conn_id",)
 
     def __init__(self, *, lance_conn_id: str = DEFAULT_CONNECTION, **kwargs: Unpack[AirflowArguments]) -> None:
@@ -79,6 +91,18 @@ class LanceBaseOperator(BaseOperator):
         if self.has_dynamic_table or is_mapped(context):
             drop_other_tables(self, [table_id])
         publish_change(self, context, self.hook, table_id, **extra)
+        version, rows = extra.get("version"), extra.get("rows")
+        self.changed = TableChange(
+            list(table_id), version if isinstance(version, int) else None, rows if isinstance(rows, int) else None
+        )
+
+    def facets(self, lineage: TableLineage) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider, with the version and the rows that the task wrote."""
+        from airflow_provider_lance.tasks.lineage import lineage_facets
+
+        if self.changed is not None:
+            lineage = replace(lineage, version=self.changed.version, rows=self.changed.rows)
+        return lineage_facets(self.hook, [*self.outlets, *self.inlets], lineage)
 
     @property
     def has_dynamic_table(self) -> bool:
@@ -113,3 +137,14 @@ class LanceTableOperator(LanceBaseOperator):
     def describe(self, table_id: list[str], branch: str | None = None) -> JsonObject:
         """The description of a table, with its version and schema."""
         return self.call("describe_table", {"id": table_id, "branch": branch, **WITH_VERSION})
+
+
+def table_facets(operator: LanceTableOperator, path: object = None, branch: str | None = None) -> TaskLineage | None:
+    """The lineage of a task that wrote a table, perhaps from files; ``None`` where it changed nothing."""
+    from airflow_provider_lance.storage.input_files import stable_part
+    from airflow_provider_lance.tasks.lineage import TableLineage
+
+    if operator.changed is None:
+        return None
+    files = [] if path is None else [stable_part(str(path))]
+    return operator.facets(TableLineage(output=operator.changed.table_id, files=files, branch=branch))

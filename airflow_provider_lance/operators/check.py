@@ -53,7 +53,8 @@ class LanceTableCheckOperator(LanceTableOperator):
         that it may have. A dot in a name leads into a struct. (templated)
     :param max_nulls: How many nulls each of these columns may have, as a count (``10``) or as a share of the rows
         (``0.01``). (templated)
-    :param predicate: An SQL predicate that every row must satisfy. A row for which it is null does not. (templated)
+    :param predicate: An SQL predicate that every row must satisfy, or the name of a ``.sql`` file that holds it. A row
+        for which it is null does not. (templated)
     :param version: The version to check. By default it is the newest. (templated)
     :param branch: The branch of the table. By default it is the main branch. (templated)
     :param on_failure: What happens if a limit is exceeded. ``fail`` fails the task without another try, and
@@ -72,7 +73,8 @@ class LanceTableCheckOperator(LanceTableOperator):
         "version",
         "branch",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"predicate": "sql"}
+    template_ext: Sequence[str] = (".sql",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"predicate": "sql", "not_null": "json"}
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class LanceTableCheckOperator(LanceTableOperator):
             figures.problems.append(f"{figures.rows:,} rows, at most {most:,} expected")
         figures.problems.extend(self._column_problems(figures, limits))
         name = self.hook.join_id(table_id)
-        self.log.info("Checked %s: %s", name, asdict(figures))
+        self.log.info("%s", _summary(name, figures))
         if figures.problems:
             context["ti"].xcom_push(key="figures", value=asdict(figures))
             message = f"Table {name} at version {figures.version}: {'; '.join(figures.problems)}."
@@ -153,6 +155,16 @@ class LanceTableCheckOperator(LanceTableOperator):
                 yield f"{nulls:,} of {rows:,} values of {column} are null, at most {allowed:,g} allowed"
         if figures.violations:
             yield f"{figures.violations:,} of {rows:,} rows violate {self.predicate}"
+
+
+def _summary(name: str, figures: _Figures) -> str:
+    """One line of what was counted, such as ``articles: version 7 has 20,000 rows, 3 nulls in text.``"""
+    counted = [f"{figures.rows:,} rows"]
+    counted += [f"{nulls:,} nulls in {column}" for column, nulls in figures.nulls.items()]
+    if figures.violations is not None:
+        counted.append(f"{figures.violations:,} rows that violate the predicate")
+    version = "" if figures.version is None else f"version {figures.version} has "
+    return f"{name}: {version}{', '.join(counted)}."
 
 
 def _quoted(column: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
@@ -16,10 +16,12 @@ from airflow_provider_lance.tasks.operator_arguments import TableArguments
 from airflow_provider_lance.tasks.templating import as_mapping, choice, none_if_blank
 
 if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_lance.api.plain_data import JsonObject
     from airflow_provider_lance.functions import UdfColumn
+    from airflow_provider_lance.tasks.lineage import TaskLineage
 
 IfColumnExists = Literal["fail", "skip", "replace"]
 _CANNOT_REPLACE = (
@@ -35,8 +37,8 @@ class LanceAddColumnsOperator(LanceTableOperator):
     :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
         (templated)
     :param expressions: The SQL expression of each column whose values are written now. (templated)
-    :param computed: The SQL expression of each column whose rule is declared. A backfill computes the values.
-        (templated)
+    :param computed: The SQL expression of each column whose rule is declared, or the name of a ``.sql`` file that holds
+        it. A backfill computes the values. (templated)
     :param virtual: The Python function of each column whose rule is declared, as a
         :class:`~airflow_provider_lance.functions.UdfColumn` or as the request's own entry with ``input_columns``,
         ``outputs`` and ``udf``. A backfill computes the values. (templated)
@@ -56,6 +58,8 @@ class LanceAddColumnsOperator(LanceTableOperator):
         "virtual",
         "branch",
     )
+    template_ext: Sequence[str] = (".sql",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"expressions": "json", "computed": "json", "virtual": "json"}
 
     def __init__(
         self,
@@ -118,6 +122,16 @@ class LanceAddColumnsOperator(LanceTableOperator):
             ]
         except ValueError as error:
             raise log_failure(self.log, task_error(error)) from error
+
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the table, and the inputs of the columns."""
+        from airflow_provider_lance.tasks.lineage import added_columns_lineage
+
+        if self.changed is None:
+            return None
+        columns = self._columns()
+        expressions = {column["name"]: str(column["expression"]) for column in columns if "expression" in column}
+        return self.facets(added_columns_lineage(self.hook, self.changed.table_id, expressions, _names(columns)))
 
     def _missing_and_different(
         self, table_id: list[str], columns: list[JsonObject], rules: dict[str, dict[str, str]]

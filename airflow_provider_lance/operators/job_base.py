@@ -34,6 +34,7 @@ from airflow_provider_lance.tasks.job_outcome import (
     ended_event,
     job_failure,
     job_result,
+    job_summary,
     log_traceback,
     warn_of_failed_rows,
     written_rows,
@@ -101,6 +102,7 @@ class LanceJobOperator(LanceTableOperator):
     operation: ClassVar[str]
     job_type: ClassVar[str] = ""
     template_fields: Sequence[str] = (*LanceTableOperator.template_fields, "request_context")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"request_context": "json"}
     operator_extra_links = (LanceJobLink(),)
 
     def __init__(
@@ -384,6 +386,10 @@ class LanceJobOperator(LanceTableOperator):
         if self.skip_if_unchanged and result is not None and self.did_nothing(result):
             raise AirflowSkipException(f"Job {submitted.job_id} found nothing to do: {result}")
         described = self.describe_result(submitted, JobState.DONE.value, result)
+        if submitted.job_id:
+            self.log.info("%s", job_summary(self.target(submitted.table_id), described))
+        else:
+            self.log.info("%s: version %s, without a job.", self.target(submitted.table_id), submitted.version)
         self.publish(
             context,
             submitted.table_id,

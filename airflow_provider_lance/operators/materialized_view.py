@@ -70,11 +70,9 @@ class _ViewOperator(LanceJobOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
         """The lineage for Airflow's OpenLineage provider: the view's sources, and the columns of a single source."""
-        from airflow_provider_lance.tasks.lineage import lineage_facets, view_lineage
+        from airflow_provider_lance.tasks.lineage import view_lineage
 
-        return lineage_facets(
-            self.hook, [*self.outlets, *self.inlets], view_lineage(self.hook, self.parse_id(self.table_id))
-        )
+        return self.facets(view_lineage(self.hook, self.parse_id(self.table_id)))
 
 
 class LanceCreateMaterializedViewOperator(_ViewOperator):
@@ -86,7 +84,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
 
     :param table_id: The view's identifier, as a list of strings or as one string with the connection's delimiter.
         (templated)
-    :param query: The view's SQL query. (templated)
+    :param query: The view's SQL query, or the name of a ``.sql`` file that holds it. (templated)
     :param kind: The kind of the view: ``query``, ``udtf`` or ``chunker``. (templated)
     :param source_query: The serialized query of the view's source. (templated)
     :param output_schema: The Arrow schema of the view's rows, in IPC format and base64. (templated)
@@ -118,7 +116,13 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
 
     operation = "create_materialized_view"
     template_fields: Sequence[str] = (*_ViewOperator.template_fields, *CREATE_FIELDS)
-    template_fields_renderers: ClassVar[dict[str, str]] = {"query": "sql", "source_query": "sql"}
+    template_ext: Sequence[str] = (".sql",)
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **_ViewOperator.template_fields_renderers,
+        "query": "sql",
+        "source_query": "sql",
+        "udtf_spec": "json",
+    }
 
     def __init__(
         self,

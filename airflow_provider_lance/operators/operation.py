@@ -73,6 +73,9 @@ class LanceOperator(LanceBaseOperator):
         version = version.get("version") if isinstance(version, Mapping) else version
         if request.get("id") and version is not None:
             table_id = self.hook.parse_id(request["id"])
-            self.log.info("%s of %s is done, version %s.", self.operation, self.hook.join_id(table_id), version)
+            self.log.info("%s: %s is done, version %s.", self.hook.join_id(table_id), self.operation, version)
             self.publish(context, table_id, version=version)
+        else:
+            about = f"{self.hook.join_id(self.hook.parse_id(request['id']))}: " if request.get("id") else ""
+            self.log.info("%s%s is done.", about, self.operation)
         return answer

@@ -14,15 +14,16 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseHook
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.job_states import EXTERNAL, TERMINAL_STATES, TOKEN_FILE_VARIABLE, JobState
-from airflow_provider_lance.api.jobs import Job
+from airflow_provider_lance.api.jobs import Job, JobSpec
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.spark import DriverInput, LanceSparkSubmitHook
 from airflow_provider_lance.hooks.spark_provider import SparkSubmitHook, SparkSubmitOperator
@@ -37,6 +38,7 @@ from airflow_provider_lance.tasks.job_outcome import (
     ended_event,
     job_failure,
     job_result,
+    job_summary,
     job_table,
     job_target,
     written_rows,
@@ -48,10 +50,12 @@ from airflow_provider_lance.tasks.rejoin import idempotency_key, mark_concluded,
 from airflow_provider_lance.tasks.templating import as_mapping, choice, read_job_id
 
 if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_lance.api.settings import Settings
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+    from airflow_provider_lance.tasks.lineage import TaskLineage
     from airflow_provider_lance.tasks.templating import TaskOutput
 
 OnSparkConflict = Literal["fail", "wait"]
@@ -120,6 +124,11 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         "namespace_url",
         "claim_secret",
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **SparkSubmitOperator.template_fields_renderers,
+        "request": "json",
+        "spec": "json",
+    }
     operator_extra_links = (LanceJobLink(), LanceSparkLink())
 
     def __init__(
@@ -156,6 +165,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         self._lance: LanceNamespaceHook | None = None
         self._running: str | None = None
         self._killed = False
+        self._done: JobResult | None = None
+        self._written: JobSpec | None = None
         self._driver: DriverInput | None = None
         self._read_line: Callable[[str], None] = lambda _: None
 
@@ -163,7 +174,8 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         BaseHook.get_connection(
             self._conn_id
         )  # it raises for a missing connection, which SparkSubmitHook takes for YARN
-        done = self._run_spec(context) if self.spec is not None else self._run_job(context)
+        done = self._done = self._run_spec(context) if self.spec is not None else self._run_job(context)
+        self.log.info("%s", job_summary(join_id(done["table_id"]), done))
         from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
         if is_mapped(context):
@@ -178,6 +190,19 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             rows=written_rows(done["result"]),
         )
         return done
+
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: that of the operator which starts the same kind of job."""
+        from airflow_provider_lance.tasks.lineage import job_lineage, lineage_facets, located_facets
+
+        if self._done is None or self._written is None:
+            return None
+        version, rows = self._done["version"], written_rows(self._done["result"])
+        spec = self._written
+        if self._lance is None:
+            return located_facets(self.outlets, spec.table_id, spec.location, version=version, rows=rows)
+        lineage = job_lineage(self._lance, spec)
+        return lineage_facets(self._lance, [*self.outlets, *self.inlets], replace(lineage, version=version, rows=rows))
 
     def on_kill(self) -> None:
         """Cancel the job and end its driver. Airflow calls this in a signal handler, so it uses a client of its own."""
@@ -243,6 +268,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             raise log_failure(self.log, job_failure(ended_event(job), job_target(hook, job), link))
         if self.operation is not None:
             mark_concluded(context)
+        self._written = JobSpec(job.job_type, job_table(hook, job), "", request=dict(job.spec.get("request") or {}))
         return job_result(job_id, job.job_type, job_table(hook, job), job.state.value, job.result)
 
     def find_or_submit_job(self, context: Context, hook: LanceNamespaceHook) -> str:
@@ -322,6 +348,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
         if job.state is not JobState.DONE:
             target = describe_target(join_id(spec.table_id), spec.request.get("column"))
             raise log_failure(self.log, job_failure(ended_event(job), target))
+        self._written = spec
         return job_result(job_id, spec.job_type, spec.table_id, job.state.value, job.result)
 
     # Both

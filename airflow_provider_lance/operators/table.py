@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.versions import WITH_VERSION
-from airflow_provider_lance.operators.base import LanceTableOperator
+from airflow_provider_lance.operators.base import LanceTableOperator, table_facets
 from airflow_provider_lance.tasks.errors import log_failure
 from airflow_provider_lance.tasks.operator_arguments import TableArguments
 from airflow_provider_lance.tasks.templating import as_mapping, choice, none_if_blank
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_lance.api.arrow import ArrowData
     from airflow_provider_lance.api.plain_data import JsonObject
+    from airflow_provider_lance.tasks.lineage import TaskLineage
     from airflow_provider_lance.tasks.row_source import RowCount
 
 IfEmptyTableExists = Literal["fail", "skip"]
@@ -44,6 +46,7 @@ class LanceCreateEmptyTableOperator(LanceTableOperator):
     """
 
     template_fields: Sequence[str] = (*LanceTableOperator.template_fields, "location", "properties")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"properties": "json"}
 
     def __init__(
         self,
@@ -79,6 +82,10 @@ class LanceCreateEmptyTableOperator(LanceTableOperator):
         self.publish(context, table_id, version=answer.get("version"))
         return {"table_id": table_id, "created": created, **_known(answer, "location", "properties", "version")}
 
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the table."""
+        return table_facets(self)
+
 
 class LanceCreateTableOperator(LanceTableOperator):
     """Create a table from a schema or from data (``CreateTable``). Give exactly one of ``schema``, ``data``, ``path``.
@@ -103,6 +110,7 @@ class LanceCreateTableOperator(LanceTableOperator):
     """
 
     template_fields: Sequence[str] = (*LanceTableOperator.template_fields, "schema", "path", "properties")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"schema": "json", "properties": "json"}
 
     def __init__(
         self,
@@ -148,8 +156,12 @@ class LanceCreateTableOperator(LanceTableOperator):
         done = "Wrote" if mode == "overwrite" else "Created"
         version = answer.get("version")
         self.log.info("%s table %s with %s, version %s.", done, self.hook.join_id(table_id), rows, version)
-        self.publish(context, table_id, version=version)
+        self.publish(context, table_id, version=version, rows=None if self.schema is not None else count.rows)
         return {"table_id": table_id, "created": True, **_known(answer, "version", "location")}
+
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the table, and the files that it was made from."""
+        return table_facets(self, self.path)
 
     def _skip(self, context: Context, table_id: list[str], described: JsonObject) -> JsonObject:
         if self.schema is not None:

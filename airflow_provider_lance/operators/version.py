@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSkipException
 
@@ -72,6 +72,7 @@ class LanceCreateTableVersionOperator(LanceTableOperator):
         "branch",
         "staged",
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"metadata": "json", "staged": "json"}
 
     def __init__(
         self,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.operators.base import LanceTableOperator
+from airflow_provider_lance.operators.base import LanceTableOperator, table_facets
 from airflow_provider_lance.tasks.errors import log_failure, task_error
 from airflow_provider_lance.tasks.operator_arguments import TableArguments
 from airflow_provider_lance.tasks.outlets import publish_change
@@ -19,12 +19,14 @@ from airflow_provider_lance.tasks.table_writer import Mode, Way, WriteOrder, Wri
 from airflow_provider_lance.tasks.templating import choice, none_if_blank, parse_literal
 
 if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_lance.api.plain_data import JsonObject
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
     from airflow_provider_lance.storage.input_files import ObjectPath
     from airflow_provider_lance.tasks.errors import TaskLog
+    from airflow_provider_lance.tasks.lineage import TaskLineage
 
 STATE_KEY = "lance_write"
 # Airflow 3.2 keeps no state from try to try: there a later try looks back this many versions for its own commit.
@@ -71,6 +73,7 @@ class LanceWriteOperator(LanceTableOperator):
         "on",
         "branch",
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"data": "json"}
 
     def __init__(
         self,
@@ -138,6 +141,10 @@ class LanceWriteOperator(LanceTableOperator):
             context, table_id, version=result["version"], rows=written.result.inserted + written.result.updated
         )
         return result
+
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the table, and the files that its rows came from."""
+        return table_facets(self, self.path, none_if_blank(self.branch))
 
 
 def write_rows(

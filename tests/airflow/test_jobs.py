@@ -58,7 +58,11 @@ def when_submitted(count: int, then: Callable[[JobsServer, str], Any]) -> Callab
 
 @both_ways
 def test_a_backfill_returns_what_the_job_did(
-    run_dag: RunDag, new_dag: NewDag, lance_connection: JobsServer, deferrable: bool
+    run_dag: RunDag,
+    new_dag: NewDag,
+    lance_connection: JobsServer,
+    deferrable: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = lance_connection
     asset = create_asset(authority="prod", table_id=["sales", "orders"])
@@ -79,6 +83,7 @@ def test_a_backfill_returns_what_the_job_did(
     script(server, when_submitted(1, lambda s, job: s.finish(job, result={**RESULT, "storage_options": {"key": "x"}})))
     run = run_dag(dag)
     assert run.state == "success"
+    assert "sales$orders.embedding: 7 rows computed as version 4 (job " in capsys.readouterr().out
     (job,) = server.submitted()
     assert job.body == {
         "column": "embedding",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from airflow_provider_lance.operators.tag import (
 from airflow_provider_lance.operators.version import LanceCreateTableVersionOperator
 from airflow_provider_lance.sensors.table import LanceTableVersionSensor, LanceTagSensor
 from airflow_provider_lance.tasks.templating import as_mapping, as_version, parse_literal
+from tests.airflow.conftest import NewDag, RunDag
 
 pytestmark = [pytest.mark.usefixtures("airflow_home", "tables"), pytest.mark.timeout(90)]
 CONTEXT: Any = {"ti": SimpleNamespace(xcom_push=lambda **_: None, map_index=-1), "outlet_events": {}}
@@ -168,3 +170,54 @@ def test_credentials_are_dropped_at_any_depth() -> None:
     vended = {"storage_options": {"key": "hush"}, "location": "s3://b"}
     shown = public_result({"results": [{"declare_table": vended}], "rows": 3})
     assert shown == {"results": [{"declare_table": {"location": "s3://b"}}], "rows": 3}
+
+
+def test_sql_and_dicts_are_shown_as_what_they_are() -> None:
+    """Airflow shows a rendered field as JSON or SQL only where the operator says so."""
+    import importlib
+
+    from airflow.sdk import BaseOperator
+
+    from airflow_provider_lance.get_provider_info import get_provider_info
+
+    sql, mappings = {"where", "query", "source_query", "predicate"}, set(_MAPPINGS)
+    for entry in get_provider_info()["operators"]:
+        for module in entry["python-modules"]:
+            for found in vars(importlib.import_module(module)).values():
+                if not (isinstance(found, type) and found.__module__ == module and issubclass(found, BaseOperator)):
+                    continue
+                fields, shown = set(found.template_fields), found.template_fields_renderers
+                wanted = {**dict.fromkeys(fields & sql, "sql"), **dict.fromkeys(fields & mappings, "json")}
+                assert {name: shown.get(name) for name in wanted} == wanted, found.__name__
+                if fields & sql:
+                    assert ".sql" in found.template_ext, found.__name__
+
+
+_MAPPINGS = (
+    "computed",
+    "expressions",
+    "metadata",
+    "properties",
+    "request",
+    "request_context",
+    "schema",
+    "spec",
+    "staged",
+    "udtf_spec",
+    "virtual",
+)
+
+
+def test_sql_comes_from_a_file_that_is_a_template(
+    run_dag: RunDag, new_dag: NewDag, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "least.sql").write_text("`my-col` >= {{ params.least }} -- the smallest\n")
+    (tmp_path / "double.sql").write_text("`my-col` * {{ params.factor }}\n")
+    with new_dag(template_searchpath=[str(tmp_path)], params={"least": 2, "factor": 2}) as dag:
+        add = LanceAddColumnsOperator(task_id="add", table_id=table, expressions={"twice": "double.sql"})
+        check = LanceTableCheckOperator(task_id="check", table_id=table, predicate="least.sql")
+        add >> check
+    run = run_dag(dag)
+    assert (run.task_state("add"), run.task_state("check")) == ("success", "failed")
+    assert run.xcom("check", "figures")["violations"] == 2
+    assert f"{table}: version 2 has 3 rows, 2 rows that violate the predicate." in capsys.readouterr().out

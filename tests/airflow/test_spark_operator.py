@@ -379,6 +379,7 @@ class TestSpec:
 
         uri = table(tmp_path / "numbers.lance")
         asset = create_asset(authority="lake", table_id=["numbers"])
+        reported: list[Any] = []
         storage = json.dumps({"conn_type": "generic", "extra": {"secret_access_key": STORAGE_SECRET}})
         with new_dag(params={"folder": str(tmp_path)}) as dag:
             LanceSparkSubmitOperator(
@@ -387,11 +388,17 @@ class TestSpec:
                 storage_conn_id="storage_test",
                 conn_id="spark_test",
                 outlets=[asset],
+                on_success_callback=lambda context: reported.append(
+                    context["task"].get_openlineage_facets_on_complete(context["ti"])
+                ),
             )
         with connection("storage_test", storage):
             run = run_dag(dag)
         assert run.state == "success"
         assert_filled(uri)
+        ((output,),) = [lineage.outputs for lineage in reported]
+        assert (output.namespace, output.name) == ("lance://lake", "numbers")
+        assert output.outputFacets["outputStatistics"].rowCount == 60
         done = run.xcom("fill")
         assert done["job_id"] == run.xcom("fill", "job_id")
         assert done["job_id"].startswith("spec-")
@@ -405,6 +412,7 @@ class TestSpec:
         log = capfd.readouterr().out
         assert "Progress: " in log
         assert "rows 60/60" in log
+        assert f"numbers: 60 rows computed as version {done['version']} in" in log
         assert STORAGE_SECRET not in log
         drivers = [line for line in real.arguments.seen if "--while-locked" in line]
         assert drivers, "the driver was seen"
