@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 export VENV
 # Since Python 3.12 the interpreter itself tells which lines ran, which costs less than a trace function.
 COVERAGE_CORE = $(shell $(PY) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
-.PHONY: help venv venv-demo demo ui test test-compat soak lint format bench docs clean
+.PHONY: help venv venv-demo demo ui test test-compat soak lint format bench docs screenshots clean
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: venv      ## every benchmark, printed as ratios
 docs:            ## build the documentation into site/
 	@scripts/venv docs
 	@$(PY) -m mkdocs build --strict
+
+screenshots: venv ## make the pictures of README and documentation anew, from a real run; needs a Chromium
+	@$(PY) scripts/screenshots.py
 
 clean:           ## remove everything that was built
 	rm -rf $(VENV) .demo .ui build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
