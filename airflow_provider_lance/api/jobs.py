@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.job_states import JobState, JobType, parse_state
 from airflow_provider_lance.api.plain_data import JsonMapping, JsonObject
 from airflow_provider_lance.api.requester import Requester
@@ -48,6 +49,24 @@ class JobFailure:
             rows_failed=_whole(data.get("rows_failed")),
             failed_rows=_examples(data.get("failed_rows")),
         )
+
+
+def failure_sentence(job_id: str, message: str | None, target: str = "", *, cancelled: bool = False) -> str:
+    """Why a job is not DONE, as its page, the log of its task and the command line say it.
+
+    >>> failure_sentence("7c0e", "division by zero", "articles.ratio")
+    'articles.ratio: division by zero (job 7c0e)'
+
+    :param job_id: The job's id.
+    :param message: The message of the job's failure. Only its first line is used.
+    :param target: What the job writes. It is not repeated where the message begins with it.
+    :param cancelled: Whether the job was cancelled. ``message`` is then the reason of that, if there was one.
+    """
+    reason = (message or "").strip().partition("\n")[0]
+    if cancelled:
+        reason = f"The job was cancelled. {reason}".strip()
+    reason = reason or "The server gave no reason."
+    return f"{reason if not target or reason.startswith(target) else f'{target}: {reason}'} (job {job_id})"
 
 
 def _whole(value: object) -> int:
@@ -97,6 +116,25 @@ class Job:
             requester=Requester.from_dict(body.get("requester")),
             page=page if isinstance(page := body.get("page"), str) else None,
         )
+
+    @property
+    def column(self) -> str:
+        """The column that the job fills; empty for a view."""
+        column = self.spec.get("column")
+        return column if isinstance(column, str) else ""
+
+    @property
+    def target(self) -> str:
+        """What the job writes: ``articles.embedding``, or a view's name."""
+        table_id = self.spec.get("table_id")
+        table = join_id(table_id) if isinstance(table_id, list) else self.table or ""
+        return f"{table}.{self.column}" if self.column else table
+
+    @property
+    def failure_sentence(self) -> str:
+        """Why the job is not DONE, as its page, the log of its task and the command line say it."""
+        message = self.failure.message if self.failure is not None else None
+        return failure_sentence(self.job_id, message, self.target, cancelled=self.state is JobState.CANCELLED)
 
 
 @dataclass(frozen=True)

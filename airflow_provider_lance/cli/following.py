@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_states import JobState
-from airflow_provider_lance.cli.job_text import job_target
 from airflow_provider_lance.cli.output import note
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def _display() -> Iterator[Callable[[Job], None]]:
             done = job.progress.fraction if job.progress is not None else 0.0
             running = job.progress is not None and job.state is JobState.RUNNING
             phase = job.progress.describe() if running and job.progress is not None else job.state.value
-            bars.update(bar, description=job_target(job), total=1 if done else None, completed=done, phase=phase)
+            bars.update(bar, description=job.target, total=1 if done else None, completed=done, phase=phase)
 
         yield show
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.cli.output import counted
 
@@ -13,32 +12,9 @@ if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
 
 
-def job_column(job: Job) -> str:
-    column = job.spec.get("column")
-    return column if isinstance(column, str) else ""
-
-
-def job_target(job: Job) -> str:
-    """What a job writes, as the log of an Airflow task has it: ``articles.embedding``, or a view's name."""
-    table_id = job.spec.get("table_id")
-    table = join_id(table_id) if isinstance(table_id, list) else job.table or ""
-    column = job_column(job)
-    return f"{table}.{column}" if column else table
-
-
 def job_task(job: Job) -> str:
     """The DAG and the task that asked for a job; empty where nobody said."""
     return f"{job.requester.dag_id} · {job.requester.task}" if job.requester is not None else ""
-
-
-def failure_sentence(job: Job) -> str:
-    """Why a job is not DONE: the sentence that its page and the first line of its task's failure have."""
-    reason = (job.failure.message.strip() if job.failure is not None else "").partition("\n")[0]
-    if job.state is JobState.CANCELLED:
-        reason = "The job was cancelled." + (f" {reason}" if reason else "")
-    reason = reason or "The server gave no reason."
-    about = job_target(job)
-    return f"{reason if not about or reason.startswith(about) else f'{about}: {reason}'} (job {job.job_id})"
 
 
 def outcome(job: Job) -> str:

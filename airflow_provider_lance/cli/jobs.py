@@ -71,7 +71,7 @@ def add_commands(commands: Subparsers) -> None:
 def _list(options: argparse.Namespace) -> None:
     from airflow_provider_lance.api.jobs import Job
     from airflow_provider_lance.cli.connection import connect_server
-    from airflow_provider_lance.cli.job_text import job_column, job_task, outcome
+    from airflow_provider_lance.cli.job_text import job_task, outcome
 
     with connect_server(options) as server:
         # With `since` our server answers with whole descriptions instead of LanceDB's five fields.
@@ -92,7 +92,7 @@ def _list(options: argparse.Namespace) -> None:
         "STATE": [job.state.value for job in jobs],
         "TYPE": [job.job_type for job in jobs],
         "TABLE": [job.table or "" for job in jobs],
-        "COLUMN": [job_column(job) for job in jobs],
+        "COLUMN": [job.column for job in jobs],
         "DAG · TASK": [job_task(job) for job in jobs],
         "SUBMITTED": [local_time(job.created_ms) for job in jobs],
         "OUTCOME": [outcome(job) for job in jobs],
@@ -120,7 +120,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _print_job(job: Job, body: JsonObject, server: ServerConnection) -> None:
-    from airflow_provider_lance.cli.job_text import failed_rows_text, job_target, outcome
+    from airflow_provider_lance.cli.job_text import failed_rows_text, outcome
 
     request = {name: value for name, value in (job.spec.get("request") or {}).items() if name != "column"}
     failure = job.failure
@@ -129,7 +129,7 @@ def _print_job(job: Job, body: JsonObject, server: ServerConnection) -> None:
         phase = f"{failure.phase}, may succeed when tried again" if failure.retryable else failure.phase
         warning = f"{failure.rows_failed:,} rows failed" if failure.rows_failed else ""
     print_facts(
-        f"{job_target(job)}: {job.job_type} {job.state.value}",
+        f"{job.target}: {job.job_type} {job.state.value}",
         [
             ("job", job.job_id),
             ("reason" if failure is not None else "outcome", outcome(job)),

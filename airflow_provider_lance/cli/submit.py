@@ -106,7 +106,7 @@ def _submit(options: argparse.Namespace, operation: str, context: dict[str, str]
 
 def _wait(options: argparse.Namespace, server: ServerConnection, job_id: str, began: float) -> int:
     from airflow_provider_lance.cli.following import follow
-    from airflow_provider_lance.cli.job_text import failed_rows_text, failure_sentence, job_target, result_text
+    from airflow_provider_lance.cli.job_text import failed_rows_text, result_text
 
     try:
         job = follow(server, job_id)
@@ -116,13 +116,13 @@ def _wait(options: argparse.Namespace, server: ServerConnection, job_id: str, be
     if options.json:
         print_json(server.wire.drive(server.wire.protocol.describe_job(job_id)))
     if job.state is not JobState.DONE:
-        print(f"airflow-lance: {failure_sentence(job)}", file=sys.stderr)
+        print(f"airflow-lance: {job.failure_sentence}", file=sys.stderr)
         return 1
     if warning := failed_rows_text(job):
         note(warning)
     if not options.json:
         took = "" if options.plan else f", in {time.monotonic() - began:.1f} s"
-        print(f"{job_target(job)}: {result_text(job.result) or 'done'}{took} (job {job_id})")
+        print(f"{job.target}: {result_text(job.result) or 'done'}{took} (job {job_id})")
     return 0
 
 

@@ -13,6 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.credentials import without_credentials
 from airflow_provider_lance.api.job_states import JobState
+from airflow_provider_lance.api.jobs import failure_sentence
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -141,7 +142,6 @@ def job_failure(event: JobEvent, target: str = "", link: str | None = None) -> B
         kind = AirflowException if failure.get("retryable", True) else AirflowFailException
         phase = f"Job {job_id} cannot be followed any longer."
     elif state == JobState.CANCELLED.value:
-        reason = "The job was cancelled." + (f" {reason}" if reason else "")
         phase = ""
     else:
         rows = (event.get("result") or {}).get("rows_failed")
@@ -149,10 +149,8 @@ def job_failure(event: JobEvent, target: str = "", link: str | None = None) -> B
             phase += f" {rows:,} rows failed."
         if failure.get("retryable"):
             kind = AirflowException
-    reason = reason or "No reason was given."
-    if target and not reason.startswith(target):
-        reason = f"{target}: {reason}"
-    lines = [f"{reason} (job {job_id})", more, phase, link or ""]
+    sentence = failure_sentence(job_id, reason, target, cancelled=state == JobState.CANCELLED.value)
+    lines = [sentence, more, phase, link or ""]
     return kind("\n".join(line for line in lines if line))
 
 

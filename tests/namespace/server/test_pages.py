@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.namespace.jobs.database import sqlite_url
 from tests.namespace.conftest import QUICK, submission, wait_until
@@ -132,6 +133,7 @@ class TestInChromium:
             page.get_by_role("button", name="Cancel").click()
             expect(page.locator("#state")).to_have_text("CANCELLED", timeout=30_000)
             expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+            expect(page.locator("#failure")).to_have_text(Job.from_wire(server.job(job_id)).failure_sentence)
             browser.close()
         assert server.job(job_id)["job_state"] == "CANCELLED"
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from airflow_provider_lance import __version__
 from airflow_provider_lance.api.job_states import JobState
+from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.models import ListJobsRequest
 from airflow_provider_lance.api.operations import Scope
 from airflow_provider_lance.api.plain_data import JsonObject
@@ -111,8 +112,10 @@ def _job(server: Server, job_id: str) -> JsonObject:
     row = server.jobs.find(job_id)
     if row is None:
         raise TransactionNotFoundError(f"There is no job {job_id[:100]!r}.")
+    body = describe(row)
     return {
-        "job": describe(row),
+        "job": body,
+        "sentence": Job.from_wire(body).failure_sentence if row.failure else None,
         "samples": row.samples or [],
         "events": server.jobs.registry.history(row.job_id, 200, newest=True),
         "log": server.jobs.launcher.logs.tail(row.job_id, most_bytes=32 << 10),

@@ -146,7 +146,7 @@ function firstFailed(job) {
 
 async function drawJob() {
   const id = decodeURIComponent(location.pathname.split("/").filter(Boolean).pop());
-  const { job, samples, events, log, log_attempts: attempts, airflow_url: airflow } = await (await ask(`/ui/data/jobs/${encodeURIComponent(id)}`)).json();
+  const { job, sentence, samples, events, log, log_attempts: attempts, airflow_url: airflow } = await (await ask(`/ui/data/jobs/${encodeURIComponent(id)}`)).json();
   element("main").hidden = false;
   document.title = `${job.job_state} · ${job.table}`;
   element("title").textContent = job.spec.column ? `${job.table} · ${job.spec.column}` : job.table;
@@ -156,8 +156,10 @@ async function drawJob() {
   element("cancel").disabled = job.cancel_requested;
   element("failure").hidden = !job.failure;
   if (job.failure) {
-    const again = job.failure.retryable ? " It may succeed when tried again." : "";
-    element("failure").textContent = `${job.failure.phase}: ${job.failure.message}${again}`;
+    const again = job.failure.retryable ? "It may succeed when tried again." : "";
+    const more = job.failure.message.trim().split("\n").slice(1);
+    const phase = job.job_state === "FAILED" ? `It failed in ${job.failure.phase}.` : "";
+    element("failure").textContent = [sentence, ...more, `${phase} ${again}`.trim()].filter(Boolean).join("\n");
   }
   const done = job.progress || {};
   element("phase").textContent = job.job_state === "QUEUED" ? "waiting for a driver" : done.phase || "";
