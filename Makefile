@@ -46,7 +46,7 @@ docs:            ## build the documentation into site/
 	@scripts/venv docs
 	@$(PY) -m mkdocs build --strict
 
-screenshots: venv ## make the pictures of README and documentation anew, from a real run; needs a Chromium
+screenshots: venv ## take the pictures of README and documentation anew, from a real run; needs a Chromium
 	@$(PY) scripts/screenshots.py
 
 clean:           ## remove everything that was built
