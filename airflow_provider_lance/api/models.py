@@ -62,6 +62,42 @@ class DeleteFromTableResponse(_Response, spec.DeleteFromTableResponse):
     num_deleted_rows: int | None = None
 
 
+class ColumnOrder(_Model):
+    column_name: str
+    ascending: bool = True
+    nulls_first: bool = False
+
+
+class QueryTableRequest(_Model, spec.QueryTableRequest):
+    """The spec's request, and the order of the rows, which LanceDB's client asks for."""
+
+    order_by: list[ColumnOrder] | None = None
+
+
+class ExplainTableQueryPlanRequest(_Model, spec.ExplainTableQueryPlanRequest):
+    query: QueryTableRequest
+
+
+class AnalyzeTableQueryPlanRequest(_Model, spec.AnalyzeTableQueryPlanRequest):
+    order_by: list[ColumnOrder] | None = None
+
+
+class CreateTableIndexRequest(_Model, spec.CreateTableIndexRequest):
+    """The spec's request, and what LanceDB's client says about a full-text index beyond it."""
+
+    metric_type: str | None = Field(default=None, description="LanceDB's name of distance_type")
+    min_ngram_length: StrictInt | None = Field(default=None, ge=1)
+    max_ngram_length: StrictInt | None = Field(default=None, ge=1)
+    prefix_only: StrictBool | None = None
+    custom_stop_words: list[str] | None = None
+    lance_tokenizer: str | None = None
+    block_size: StrictInt | None = Field(default=None, ge=1)
+    split_identifiers: StrictBool | None = None
+    split_on_numerics: StrictBool | None = None
+    preserve_original: StrictBool | None = None
+    index_operators: StrictBool | None = None
+
+
 class CreateMaterializedViewQueryRequest(_Request):
     """LanceDB's dialect of CreateMaterializedView: the query's SQL instead of ``kind`` and ``source_query``."""
 

@@ -21,9 +21,20 @@ from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
 from pydantic import BaseModel
 
 from airflow_provider_lance.api.client import Method, plain_fields, read_model
-from airflow_provider_lance.api.models import CreateEmptyTableRequest, ViewRequest, model
+from airflow_provider_lance.api.models import (
+    AnalyzeTableQueryPlanRequest,
+    CreateEmptyTableRequest,
+    CreateTableIndexRequest,
+    ExplainTableQueryPlanRequest,
+    QueryTableRequest,
+    ViewRequest,
+    model,
+)
 from airflow_provider_lance.api.operations import Body, Operation, Scope, Subject
 from airflow_provider_lance.api.plain_data import Fields
+from airflow_provider_lance.namespace.search.dialects import read_query
+from airflow_provider_lance.namespace.search.indices import Indices
+from airflow_provider_lance.namespace.search.queries import Queries
 from airflow_provider_lance.namespace.submission import Jobs
 from airflow_provider_lance.namespace.tables.auto_refresh import Watcher, WatchSettings
 from airflow_provider_lance.namespace.tables.catalog import Catalog, names_branch
@@ -32,7 +43,6 @@ from airflow_provider_lance.namespace.tables.identifiers import check_identifier
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests
 from airflow_provider_lance.namespace.tables.namespaces import Namespaces
 from airflow_provider_lance.namespace.tables.pylance_errors import translated
-from airflow_provider_lance.namespace.tables.query_dialects import read_query
 from airflow_provider_lance.namespace.tables.refs import Refs
 from airflow_provider_lance.namespace.tables.rows import Rows
 from airflow_provider_lance.namespace.tables.tables import Tables
@@ -114,6 +124,8 @@ class SparkNamespace(LanceNamespace):
         self._tables = Tables(self._catalog, requests.refuse_while_live)
         self._namespaces = Namespaces(self._catalog, requests.refuse_while_live)
         self._rows = Rows(self._catalog)
+        self._queries = Queries(self._catalog)
+        self._indices = Indices(self._catalog)
         self._versions = Versions(self._catalog)
         self._refs = Refs(self._catalog)
         self._columns = Columns(self._catalog, requests)
@@ -150,17 +162,27 @@ class SparkNamespace(LanceNamespace):
     merge_insert_into_table = _Handled(lambda self: self._rows.merge_insert_into_table)
     update_table = _Handled(lambda self: self._rows.update_table)
     delete_from_table = _Handled(lambda self: self._rows.delete_from_table)
-    query_table = _Handled(lambda self: self._rows.query_table)
+    query_table = _HandledAs[spec.QueryTableRequest, spec.QueryTableResponse](
+        QueryTableRequest, lambda self: self._queries.query_table
+    )
     count_table_rows = _Handled(lambda self: self._rows.count_table_rows)
     create_table = _Handled(lambda self: self._tables.create_table)
-    explain_table_query_plan = _Handled(lambda self: self._rows.explain_table_query_plan)
-    analyze_table_query_plan = _Handled(lambda self: self._rows.analyze_table_query_plan)
+    explain_table_query_plan = _HandledAs[spec.ExplainTableQueryPlanRequest, str](
+        ExplainTableQueryPlanRequest, lambda self: self._queries.explain_table_query_plan
+    )
+    analyze_table_query_plan = _HandledAs[spec.AnalyzeTableQueryPlanRequest, str](
+        AnalyzeTableQueryPlanRequest, lambda self: self._queries.analyze_table_query_plan
+    )
     alter_table_add_columns = _Handled(lambda self: self._columns.alter_table_add_columns)
-    create_table_index = _pylance(LanceNamespace.create_table_index)
-    create_table_scalar_index = _pylance(LanceNamespace.create_table_scalar_index)
-    list_table_indices = _pylance(LanceNamespace.list_table_indices)
-    describe_table_index_stats = _pylance(LanceNamespace.describe_table_index_stats)
-    drop_table_index = _pylance(LanceNamespace.drop_table_index)
+    create_table_index = _HandledAs[spec.CreateTableIndexRequest, spec.CreateTableIndexResponse](
+        CreateTableIndexRequest, lambda self: self._indices.create_table_index
+    )
+    create_table_scalar_index = _HandledAs[spec.CreateTableIndexRequest, spec.CreateTableScalarIndexResponse](
+        CreateTableIndexRequest, lambda self: self._indices.create_table_scalar_index
+    )
+    list_table_indices = _Handled(lambda self: self._indices.list_table_indices)
+    describe_table_index_stats = _Handled(lambda self: self._indices.describe_table_index_stats)
+    drop_table_index = _Handled(lambda self: self._indices.drop_table_index)
     list_table_tags = _Handled(lambda self: self._refs.list_table_tags)
     get_table_tag_version = _pylance(LanceNamespace.get_table_tag_version)
     create_table_tag = _Handled(lambda self: self._refs.create_table_tag)

@@ -44,7 +44,7 @@ from airflow_provider_lance.namespace.jobs.service import JobsService
 from airflow_provider_lance.namespace.server.arrow_bodies import check_arrow_body
 from airflow_provider_lance.namespace.server.error_bodies import HttpProblem, outcome_unknown, problem_of
 from airflow_provider_lance.namespace.server.keys import ANYBODY, Keys, Principal
-from airflow_provider_lance.namespace.server.lancedb_dialect import speaks_lancedb
+from airflow_provider_lance.namespace.server.lancedb_dialect import DIALECT_HEADER, speaks_lancedb
 from airflow_provider_lance.namespace.server.metrics import Metrics
 from airflow_provider_lance.namespace.server.openapi import openapi_document
 from airflow_provider_lance.namespace.server.pages import page_routes
@@ -102,6 +102,9 @@ class Server:
         finally:
             self.metrics.in_flight -= 1
         response.headers["x-request-id"] = request_id
+        if speaks_lancedb(request.headers):
+            name_of_dialect, version = DIALECT_HEADER
+            response.headers[name_of_dialect] = version
         self.metrics.observe(name, response.status_code, time.perf_counter() - began)
         return response
 

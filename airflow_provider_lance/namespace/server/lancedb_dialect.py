@@ -10,6 +10,11 @@ from collections.abc import Mapping
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER
 from airflow_provider_lance.api.operations import LanceDBAnswer
 
+#: Answers with this header tell LanceDB's client that the server takes structured full-text queries and several vectors
+#: in one query. Without it the client sends the words of such a query alone. From 0.4.0 on it writes in several parts,
+#: which this server does not take.
+DIALECT_HEADER = ("phalanx-version", "0.3.0")
+
 
 def speaks_lancedb(headers: Mapping[str, str]) -> bool:
     return headers.get("user-agent", "").startswith("LanceDB-")

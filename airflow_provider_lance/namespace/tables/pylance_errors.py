@@ -45,7 +45,7 @@ _MEANINGS: tuple[tuple[type[LanceNamespaceError], str], ...] = (
     (InvalidInputError, r"Error during planning|Failed to coerce|No field named|Arrow error"),
     (InvalidInputError, r"Failed to read (batch from )?IPC stream"),
     (InvalidInputError, r"C Data interface error|Compute error|File name too long"),
-    (InvalidInputError, r"GeoArrow|\bWkt\(|\bWkb\("),
+    (InvalidInputError, r"GeoArrow|\bWkt\(|\bWkb\(|\bWK[TB] error"),
     (TableNotFoundError, r"Dataset at path \S+ was not found|DatasetNotFound|No such file or directory"),
     (ServiceUnavailableError, r"(?i:timed out|connection (refused|reset)|error sending request|slowdown)"),
 )

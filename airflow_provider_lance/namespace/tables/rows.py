@@ -1,8 +1,7 @@
-"""Rows: count, query, insert, merge, update and delete them, on any branch.
+"""Rows: count, insert, merge, update and delete them, on any branch.
 
 pylance's namespace accepts ``branch`` in these requests and works on main, so a request that names a branch is carried
-out here on the branch's dataset. Every SQL text of a client is parsed as one expression first, because Lance silently
-drops what follows the first one. Each method is an operation of the wire by name.
+out here on the branch's dataset. Each method is an operation of the wire by name.
 """
 
 from __future__ import annotations
@@ -11,18 +10,14 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from lance_namespace import (
-    AnalyzeTableQueryPlanRequest,
     CountTableRowsRequest,
     CountTableRowsResponse,
     DeleteFromTableRequest,
-    ExplainTableQueryPlanRequest,
     InsertIntoTableRequest,
     InsertIntoTableResponse,
     LanceNamespace,
     MergeInsertIntoTableRequest,
     MergeInsertIntoTableResponse,
-    QueryTableRequest,
-    QueryTableResponse,
     UpdateTableRequest,
     UpdateTableResponse,
 )
@@ -30,16 +25,11 @@ from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 
 from airflow_provider_lance.api.job_states import IDEMPOTENCY_KEY
 from airflow_provider_lance.api.models import DeleteFromTableResponse
-from airflow_provider_lance.definitions.expressions import (
-    check_filter,
-    expression_type,
-    find_field,
-    format_path,
-    one_expression,
-)
+from airflow_provider_lance.definitions.expressions import find_field, one_expression
 from airflow_provider_lance.namespace.tables.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.tables.column_names import check_columns
-from airflow_provider_lance.namespace.tables.request_values import RequestWithBranch, id_of, read_word
+from airflow_provider_lance.namespace.tables.request_values import id_of, read_word
+from airflow_provider_lance.namespace.tables.sql_texts import read_condition, read_value
 from airflow_provider_lance.namespace.tables.table_writer import TableWriter
 from airflow_provider_lance.namespace.tables.tables import read_stream
 from airflow_provider_lance.storage.commits import Committer
@@ -63,7 +53,7 @@ class Rows:
 
     def count_table_rows(self, request: CountTableRowsRequest) -> CountTableRowsResponse:
         if request.predicate:
-            request.predicate = self._condition(request, request.predicate, request.version)
+            request.predicate = read_condition(self._catalog, request, request.predicate, request.version)
         if not names_branch(request.branch):
             return self._catalog.run(LanceNamespace.count_table_rows, request)
         dataset = self._catalog.open(id_of(request), branch=request.branch, version=request.version)
@@ -111,8 +101,8 @@ class Rows:
 
     def update_table(self, request: UpdateTableRequest) -> UpdateTableResponse:
         if request.predicate:
-            request.predicate = self._condition(request, request.predicate)
-        request.updates = [[path, self._value(request, text)] for path, text in request.updates]
+            request.predicate = read_condition(self._catalog, request, request.predicate)
+        request.updates = [[path, read_value(self._catalog, request, text)] for path, text in request.updates]
         dataset = self._catalog.open(id_of(request), branch=request.branch)
         if has_current_indices(dataset) and not names_branch(request.branch):
             return self._catalog.run(LanceNamespace.update_table, request)
@@ -124,7 +114,7 @@ class Rows:
         return UpdateTableResponse(version=dataset.version, updated_rows=changed["num_rows_updated"])
 
     def delete_from_table(self, request: DeleteFromTableRequest) -> DeleteFromTableResponse:
-        predicate = self._condition(request, request.predicate)
+        predicate = read_condition(self._catalog, request, request.predicate)
         dataset = self._catalog.open(id_of(request), branch=request.branch)
         done = dataset.delete(decided_by_values(dataset, predicate))
         return DeleteFromTableResponse(version=dataset.version, num_deleted_rows=done["num_deleted_rows"])
@@ -153,47 +143,6 @@ class Rows:
             num_deleted_rows=done["num_deleted_rows"],
         )
 
-    def query_table(self, request: QueryTableRequest) -> QueryTableResponse:
-        self._prepare(request, request)
-        return self._catalog.run(LanceNamespace.query_table, request)
-
-    def explain_table_query_plan(self, request: ExplainTableQueryPlanRequest) -> str:
-        self._prepare(request, request.query)
-        return self._catalog.run(LanceNamespace.explain_table_query_plan, request)
-
-    def analyze_table_query_plan(self, request: AnalyzeTableQueryPlanRequest) -> str:
-        self._prepare(request, request)
-        return self._catalog.run(LanceNamespace.analyze_table_query_plan, request)
-
-    def _prepare(self, request: RequestWithBranch, query: QueryTableRequest | AnalyzeTableQueryPlanRequest) -> None:
-        """Parse the SQL of a query, and name the vector column, which pylance does not find by itself."""
-        if query.filter:
-            query.filter = self._condition(request, query.filter, query.version)
-        if query.columns and query.columns.column_aliases:
-            aliases = query.columns.column_aliases
-            query.columns.column_aliases = {name: self._value(request, text) for name, text in aliases.items()}
-        dimension = len(query.vector.single_vector or (query.vector.multi_vector or [[]])[0])
-        if dimension and not query.vector_column:
-            dataset = self._catalog.open(id_of(request), version=query.version)
-            query.vector_column = vector_column(dataset, dimension)
-
-    def _condition(self, request: RequestWithBranch, sql: str, version: int | None = None) -> str:
-        """A condition as one expression; where the parser is in doubt, Lance's planner decides."""
-        if not sql.strip():
-            return sql
-        read = one_expression(sql, "predicate")
-        if read.doubt is not None:
-            dataset = self._catalog.open(id_of(request), branch=request.branch, version=version)
-            check_filter(dataset.schema, sql, "predicate")
-        return read.text
-
-    def _value(self, request: RequestWithBranch, sql: str) -> str:
-        """The SQL of a value as one expression."""
-        read = one_expression(sql)
-        if read.doubt is not None:
-            expression_type(self._catalog.open(id_of(request), branch=request.branch).schema, sql)
-        return read.text
-
 
 def _parse_merge_filters(request: MergeInsertIntoTableRequest) -> None:
     """Parse the filters of a merge. They name columns of both sides, so only Lance's merge can plan them."""
@@ -216,18 +165,3 @@ def decided_by_values(dataset: lance.LanceDataset, predicate: str) -> str:
     if not predicate or has_current_indices(dataset):
         return predicate
     return f"nullif(({predicate}), false)"
-
-
-def vector_column(dataset: lance.LanceDataset, dimension: int) -> str:
-    """The only vector column of that dimension; ``InvalidInputError`` where there is none or a choice."""
-    import pyarrow as pa
-
-    found = [
-        format_path([field.name])
-        for field in dataset.schema
-        if pa.types.is_fixed_size_list(field.type) and field.type.list_size == dimension
-    ]
-    if len(found) != 1:
-        which = f"these fit: {', '.join(found)}" if found else "the table has none that fits"
-        raise InvalidInputError(f"Name the vector_column of a search with {dimension} dimensions; {which}.")
-    return found[0]

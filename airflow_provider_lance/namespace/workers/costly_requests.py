@@ -82,9 +82,10 @@ def _sql(value: object) -> Iterator[str]:
 
 
 def _candidates(part: object) -> int:
-    """How many rows a vector search compares at once: the rows it returns, times its factor for refinement."""
+    """How many rows a vector search compares at once: those it returns or skips, times its factor for refinement."""
     vector = getattr(part, "vector", None)
     if not (getattr(vector, "single_vector", None) or getattr(vector, "multi_vector", None)):
         return 0
-    rows, factor, explored = (int(getattr(part, name, None) or 0) for name in ("k", "refine_factor", "ef"))
-    return max(rows * max(factor, 1), explored)
+    names = ("k", "offset", "refine_factor", "ef")
+    rows, skipped, factor, explored = (int(getattr(part, name, None) or 0) for name in names)
+    return max((rows + skipped) * max(factor, 1), explored)

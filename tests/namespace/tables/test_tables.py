@@ -517,10 +517,12 @@ def test_a_branch_honours_what_it_is_asked_for(namespace: SparkNamespace) -> Non
     assert namespace.count_table_rows({**branch, "predicate": "id = 2"}).count == 1
     main = namespace.describe_table({"id": ["people"]})
     assert (main.version, len(present(main.var_schema).fields)) == (1, 2), "main is as it was"
+    found = queried(namespace.query_table({**branch, "k": 9, "vector": {}, "filter": "id < 3"}).data)
+    assert sorted(map(present, found["id"].to_pylist())) == [1, 1, 2]
+    namespace.create_table_scalar_index({**branch, "column": "id", "index_type": "BTREE"})
+    assert [index.index_name for index in namespace.list_table_indices(branch).indexes] == ["id_idx"]
+    assert namespace.list_table_indices({"id": ["people"]}).indexes == []
     main_only: dict[str, dict[str, object]] = {
-        "query_table": {"k": 1},
-        "list_table_indices": {},
-        "create_table_scalar_index": {"column": "id", "index_type": "BTREE"},
         "update_table_schema_metadata": {"metadata": {"a": "b"}},
         "alter_table_alter_columns": {"alterations": [{"path": "id", "rename": "x"}]},
     }

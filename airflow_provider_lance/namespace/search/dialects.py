@@ -1,7 +1,8 @@
 """Translates the dialects in which clients write a query to that of the spec.
 
 LanceDB's client sends a bare list as ``vector`` (empty: a plain scan), a list or a map as ``columns`` and
-``{"query": …, "columns": […]}`` as ``full_text_query``; the spec wraps each in an object of its own.
+``{"query": …, "columns": […]}`` as ``full_text_query``; the spec wraps each in an object of its own. The client writes
+one text for several columns (``multi_match``) with the columns beside it, and the spec a query for each column.
 """
 
 from __future__ import annotations
@@ -32,12 +33,37 @@ def read_query(fields: Mapping[str, object]) -> dict[str, object]:
         query["full_text_query"] = (
             {"string_query": {"query": wanted, "columns": text.get("columns") or None}}
             if isinstance(wanted, str)
-            else {"structured_query": {"query": wanted}}
+            else {"structured_query": {"query": _full_text(wanted)}}
         )
     k = query.setdefault("k", 10)
     if isinstance(k, int):
         query["k"] = min(k, _MOST_ROWS)
     return query
+
+
+def _full_text(query: object) -> object:
+    """A structured full-text query, with each ``multi_match`` in the spec's form."""
+    if isinstance(query, list):
+        return [_full_text(part) for part in query]
+    if not isinstance(query, Mapping):
+        return query
+    return {key: _match_queries(value) if key == "multi_match" else _full_text(value) for key, value in query.items()}
+
+
+def _match_queries(multi: object) -> object:
+    if not isinstance(multi, Mapping) or not isinstance(multi.get("columns"), list):
+        return multi
+    columns, boosts = multi["columns"], multi.get("boost")
+    if not isinstance(boosts, list):
+        boosts = [boosts or 1.0] * len(columns)
+    if len(boosts) != len(columns):
+        raise InvalidInputError(f"multi_match has {len(columns)} columns and {len(boosts)} boosts.")
+    common = {"terms": multi.get("query"), "operator": multi.get("operator")}
+    return {
+        "match_queries": [
+            {"column": column, "boost": boost, **common} for column, boost in zip(columns, boosts, strict=True)
+        ]
+    }
 
 
 def _vector(vector: object) -> Mapping[str, object]:
