@@ -3,6 +3,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export VENV
+# Where images set this, every process of the tests would compile Airflow, pandas and Spark's Python again.
+unexport PYTHONDONTWRITEBYTECODE
 # Since Python 3.12 the interpreter itself tells which lines ran, which costs less than a trace function.
 COVERAGE_CORE = $(shell $(PY) -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 .PHONY: help venv venv-demo demo ui test test-compat soak lint format bench docs screenshots clean

@@ -2,7 +2,7 @@
 
 import sys
 
-from airflow_provider_lance.engine.job.arrow_import import import_arrow_without_pandas
+from airflow_provider_lance.engine.job.pandas_import import import_arrow_without_pandas
 from airflow_provider_lance.engine.main import main
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_provider_lance.engine.job.pandas_import import import_spark_without_pandas
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -84,6 +86,7 @@ def start_gateway() -> None:
     """Connect to the JVM of ``spark-submit``, or start one with the submitter's options. Starting takes seconds."""
     from pyspark import SparkContext
 
+    import_spark_without_pandas()
     with _on_loopback(submitted_master() or ""):
         SparkContext._ensure_initialized()
 
@@ -99,6 +102,7 @@ def make_session(
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
+    import_spark_without_pandas()
     submitted = _GATEWAY_PORT in os.environ or submitted_master() is not None
     if submitted:
         # The JVM has the submitter's settings. Without this call SparkConf() is empty and the default master would win

@@ -39,12 +39,12 @@ print(*(name for name in {HEAVY!r} if name in sys.modules))
 """
 
 
-def loaded(spec: Mapping[str, object], folder: Path) -> str:
+def loaded(spec: Mapping[str, object], folder: Path, *options: str, ran_on: str = "driver") -> str:
     """Run a job as a driver of a server, and say what it has loaded."""
     token = folder / "token.json"
     token.write_text('{"launch_token": "launch", "api_key": "secret"}')
     server = JobServer(dict(spec))
-    arguments = ["--job-id", "job", "--attempt", "1", "--namespace", server.url]
+    arguments = ["--job-id", "job", "--attempt", "1", "--namespace", server.url, *options]
     try:
         answer = subprocess.run(
             [sys.executable, "-c", PROGRAM, *arguments],
@@ -59,7 +59,7 @@ def loaded(spec: Mapping[str, object], folder: Path) -> str:
     assert answer.returncode == 0, answer.stderr
     assert server.terminal is not None
     assert server.terminal["state"] == "DONE"
-    assert server.terminal["result"]["ran_on"] == "driver"
+    assert server.terminal["result"]["ran_on"] == ran_on
     return answer.stdout.strip()
 
 
@@ -79,3 +79,10 @@ def test_a_refresh_of_few_rows_loads_lance_alone(tmp_path: Path, name: str) -> N
     assert loaded(spec, tmp_path) == "lance"
     assert lance.dataset(view).count_rows() == 100
     assert loaded(spec, tmp_path) == "lance", "nothing is to be done"
+
+
+def test_a_job_on_spark_loads_no_pandas(tmp_path: Path, uri: str) -> None:
+    spec = {"job_type": "backfill_column", "table_id": ["t"], "location": uri, "request": {"column": "n"}}
+    options = ["--driver-rows", "0", "--master", "local[1,4]"]
+    assert loaded(spec, tmp_path, *options, ran_on="spark") == "lance pyspark py4j"
+    assert_filled(uri)
