@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.job_states import JobState
-from airflow_provider_lance.cli.output import counted
+from airflow_provider_lance.api.jobs import result_text
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -29,43 +28,6 @@ def outcome(job: Job) -> str:
         return ""
     share = f"{job.progress.fraction:.0%} " if job.progress.fraction else ""
     return f"{share}{job.progress.describe()}"
-
-
-def result_text(result: Mapping[str, object] | None) -> str:
-    """What a job that is DONE wrote, or planned to write."""
-    if not result:
-        return ""
-    plan = result.get("plan")
-    if isinstance(plan, Mapping):
-        return _plan_text(plan, result)
-    mode = str(result.get("mode") or "")
-    if mode == "no_op":
-        return "nothing to do"
-    parts = []
-    for key, verb in (("rows_assigned", "computed"), ("rows_written", "written"), ("rows_deleted", "deleted")):
-        rows = result.get(key)
-        if isinstance(rows, int) and (rows or key != "rows_deleted"):
-            parts.append(f"{counted(rows, 'row')} {verb}")
-    failed = result.get("rows_failed")
-    if isinstance(failed, int) and failed:
-        parts.append(f"{failed:,} failed")
-    version = result.get("published_version", result.get("version"))
-    if version is not None:
-        parts.append(f"version {version}")
-    if mode:
-        parts.append(f"by {'a rebuild' if mode == 'rebuild' else f'an {mode} refresh'}")
-    return ", ".join(parts)
-
-
-def _plan_text(plan: Mapping[str, object], result: Mapping[str, object]) -> str:
-    source_rows, rows = plan.get("source_rows"), plan.get("rows")
-    if isinstance(source_rows, int):
-        work = "rebuild the view from" if result.get("mode") == "rebuild" else "apply the changes of"
-        reason = f" ({result['reason']})" if result.get("reason") else ""
-        return f"would {work} {counted(source_rows, 'source row')}{reason}"
-    numbers = [(plan.get(key), noun) for key, noun in (("fragments", "fragment"), ("tasks", "task"))]
-    inside = ", ".join(counted(number, noun) for number, noun in numbers if isinstance(number, int))
-    return f"would compute {counted(rows if isinstance(rows, int) else 0, 'row')}" + (f" in {inside}" if inside else "")
 
 
 def failed_rows_text(job: Job) -> str:

@@ -91,11 +91,6 @@ def byte_size(count: int) -> str:
     return f"{size:.1f} {unit}"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 row`` or ``2,000 rows``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _console() -> Console:
     from rich.console import Console
 

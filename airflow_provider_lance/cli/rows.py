@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import parse_id
+from airflow_provider_lance.api.jobs import counted
 from airflow_provider_lance.cli.arguments import (
     TABLE_HELP,
     UsageError,
@@ -16,7 +17,7 @@ from airflow_provider_lance.cli.arguments import (
     namespace_arguments,
     whole_number,
 )
-from airflow_provider_lance.cli.output import counted, note, print_json, print_json_line, print_table
+from airflow_provider_lance.cli.output import note, print_json, print_json_line, print_table
 
 if TYPE_CHECKING:
     from airflow_provider_lance.cli.arguments import Subparsers

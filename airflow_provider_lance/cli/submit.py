@@ -105,8 +105,9 @@ def _submit(options: argparse.Namespace, operation: str, context: dict[str, str]
 
 
 def _wait(options: argparse.Namespace, server: ServerConnection, job_id: str, began: float) -> int:
+    from airflow_provider_lance.api.jobs import result_text
     from airflow_provider_lance.cli.following import follow
-    from airflow_provider_lance.cli.job_text import failed_rows_text, result_text
+    from airflow_provider_lance.cli.job_text import failed_rows_text
 
     try:
         job = follow(server, job_id)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import join_id, parse_id
+from airflow_provider_lance.api.jobs import counted
 from airflow_provider_lance.cli.arguments import TABLE_HELP, add_command, json_argument, namespace_arguments
-from airflow_provider_lance.cli.output import byte_size, counted, local_time, note, print_facts, print_json, print_table
+from airflow_provider_lance.cli.output import byte_size, local_time, note, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.plain_data import JsonObject

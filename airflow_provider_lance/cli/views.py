@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import join_id, parse_id
+from airflow_provider_lance.api.jobs import counted
 from airflow_provider_lance.cli.arguments import add_command, json_argument, namespace_arguments
-from airflow_provider_lance.cli.output import counted, local_time, note, print_json, print_table
+from airflow_provider_lance.cli.output import local_time, note, print_json, print_table
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.plain_data import JsonObject
