@@ -249,10 +249,12 @@ def test_configurations_in_the_pages_can_be_read(page: Path) -> None:
 
 
 def test_readme_and_home_lead_to_every_page() -> None:
-    for page in DOCS.glob("*.md"):
-        if page.name != "index.md":
-            assert f"](docs/{page.name})" in (ROOT / "README.md").read_text(), page.name
-            assert f"]({page.name})" in (DOCS / "index.md").read_text(), page.name
+    readme, home = (ROOT / "README.md").read_text(), (DOCS / "index.md").read_text()
+    for page in [*DOCS.glob("*.md"), *DOCS.glob("guides/*.md")]:
+        path = str(page.relative_to(DOCS))
+        if path != "index.md":
+            assert f"](docs/{path})" in readme, path
+            assert f"]({path})" in home, path
 
 
 def test_every_environment_variable_in_the_pages_is_read_somewhere() -> None:

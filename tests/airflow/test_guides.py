@@ -1,0 +1,85 @@
+"""Every guide is followed as it is printed: its DAGs run on real Airflow and Spark, its commands print what it says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_lance.cli.main import main
+from tests.airflow.conftest import RunDag, connection
+from tests.airflow.guide import GUIDES, blocks, missing_lines
+from tests.airflow.real_server import KEY, RealServer, serve
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with serve(tmp_path_factory.mktemp("guides")) as server:
+        yield server
+
+
+class Reader:
+    """A person who follows a page: saves DAGs into a folder and types commands."""
+
+    def __init__(self, folder: Path, run_dag: RunDag, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.run_dag, self.capture = folder, run_dag, capture
+
+    def save(self, code: str, dag_id: str | None) -> None:
+        if dag_id is None:
+            exec(compile(code, "page", "exec"), {"__name__": "page"})
+        else:
+            (self.folder / f"{dag_id}.py").write_text(code)
+
+    def type(self, command: str) -> str:
+        """The output of a command."""
+        self.capture.readouterr()
+        words = shlex.split(command.removesuffix("|| true"))
+        if words[:3] == ["airflow", "dags", "test"]:
+            assert self.test_dag(*words[3:]) == (not command.endswith("|| true")), command
+        else:
+            assert words[0] == "airflow-lance", command
+            assert main(words[1:]) == 0, command
+        return "".join(self.capture.readouterr())
+
+    def test_dag(self, dag_id: str, *arguments: str) -> bool:
+        """Whether the run succeeded."""
+        import pendulum
+        from airflow.dag_processing.dagbag import DagBag
+
+        bag = DagBag(str(self.folder / f"{dag_id}.py"))
+        assert not bag.import_errors, bag.import_errors
+        options = {}
+        if arguments and arguments[0] == "--conf":
+            options["run_conf"] = json.loads(arguments[1])
+        elif arguments:
+            options["logical_date"] = pendulum.parse(arguments[0])
+        return self.run_dag(bag.dags[dag_id], **options).state == "success"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
+def test_a_guide_works_as_printed(
+    page: Path,
+    server: RealServer,
+    run_dag: RunDag,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LANCE_URL", server.url)
+    monkeypatch.setenv("LANCE_API_KEY", KEY)
+    reader, output, typed = Reader(tmp_path, run_dag, capfd), "", 0
+    with connection("lance_default", server.connection):
+        for block in blocks(page):
+            if block.kind == "python":
+                reader.save(block.text, block.dag_id)
+            elif block.kind == "bash":
+                output = "".join(reader.type(command) for command in block.text.strip().splitlines())
+                typed += 1
+            else:
+                assert missing_lines(block.text, output) == [], output[-6000:]
+    assert typed or page.stem == "loading"
