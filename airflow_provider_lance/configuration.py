@@ -17,6 +17,12 @@ OPTIONS: dict[str, tuple[str, float, str]] = {
         5.0,
         "Seconds between two looks at a job or table while a task waits for it, plus a little jitter.",
     ),
+    "defer_after": (
+        "float",
+        3.0,
+        "Seconds for which a deferrable task watches its new job on the worker before it defers. A small job ends "
+        "sooner than Airflow can defer and resume a task. 0 defers at once.",
+    ),
     "poll_errors": (
         "integer",
         20,
@@ -43,6 +49,7 @@ class LanceConfiguration:
     """The values of the section."""
 
     poll_interval: float
+    defer_after: float
     poll_errors: int
     poll_batch: int
     job_lease_seconds: int
@@ -55,8 +62,12 @@ def read_configuration() -> LanceConfiguration:
     def integer(name: str) -> int:
         return int(conf.getint(SECTION, name, fallback=OPTIONS[name][1]))
 
+    def seconds(name: str) -> float:
+        return float(conf.getfloat(SECTION, name, fallback=OPTIONS[name][1]))
+
     return LanceConfiguration(
-        poll_interval=float(conf.getfloat(SECTION, "poll_interval", fallback=OPTIONS["poll_interval"][1])),
+        poll_interval=seconds("poll_interval"),
+        defer_after=seconds("defer_after"),
         poll_errors=integer("poll_errors"),
         poll_batch=integer("poll_batch"),
         job_lease_seconds=integer("job_lease_seconds"),

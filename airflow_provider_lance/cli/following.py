@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
     from airflow_provider_lance.cli.connection import ServerConnection
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 # With pauses of up to ten seconds a server may be away for some three minutes, which is longer than a restart takes.
 _MOST_FAILED_LOOKS, _LONGEST_PAUSE_AFTER_FAILURE = 20, 10.0
 

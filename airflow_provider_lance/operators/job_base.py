@@ -26,7 +26,7 @@ from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.base import LanceTableOperator
 from airflow_provider_lance.tasks.conflict import OnConflict, find_job_to_follow, wait_timeout
 from airflow_provider_lance.tasks.errors import log_failure
-from airflow_provider_lance.tasks.job_follower import recheck_timeout, wait_for_job
+from airflow_provider_lance.tasks.job_follower import recheck_timeout, wait_for_job, watch_job
 from airflow_provider_lance.tasks.job_outcome import (
     LOST,
     TIMEOUT,
@@ -334,16 +334,27 @@ class LanceJobOperator(LanceTableOperator):
         self.log.info("Job %s%s", submitted.job_id, f": {link}" if link else "")
 
     def _wait(self, context: Context, submitted: Submitted) -> JobResult:
-        """Wait for the job's end, here or in the triggerer."""
-        if self._can_defer:
-            self._defer(submitted, "execute_complete", submitted=submitted._asdict())
+        """Wait for the job's end, here or in the triggerer. Most small jobs end before the task defers."""
         try:
-            event = self.wait_on_worker(submitted)
+            event = self._watch(submitted) if self._can_defer else self.wait_on_worker(submitted)
         except AirflowTaskTimeout:  # Airflow's own execution_timeout
             if submitted.owned:
                 self._cancel_job(context, submitted)
             raise
+        if event is None:
+            self._defer(submitted, "execute_complete", submitted=submitted._asdict())
         return self._finish(context, submitted, event)
+
+    def _watch(self, job: Submitted) -> JobEvent | None:
+        """The end of a job that ends within ``[lance] defer_after`` seconds."""
+        return watch_job(
+            self.hook,
+            job.job_id,
+            self.log,
+            seconds=read_configuration().defer_after,
+            deadline=job.deadline,
+            poll_interval=self.poll_interval,
+        )
 
     def wait_on_worker(self, job: Submitted) -> JobEvent:
         """Wait for the end of a job, or for its deadline, without deferring."""

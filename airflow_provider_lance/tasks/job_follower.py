@@ -6,6 +6,7 @@ differ only in who asks the server and who sleeps.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     #: What a poll shows: the job, the error of the poll, or ``None`` where the server does not know the job.
     PolledJob = Job | WireError | None
 
-_FIRST_PAUSE = 0.5
+# The seconds until the second poll of a job. The pauses grow with the time that the job takes, up to the interval.
+_FIRST_PAUSE = 0.1
+_GROWTH = 1.5
 # A single answer may come from a replica that lags behind.
 _ABSENCES_UNTIL_LOST = 3
 
@@ -138,16 +141,34 @@ def wait_for_job(
     poll_interval: float | None = None,
 ) -> JobEvent:
     """Wait on this worker for a job's end or for the deadline; returns the event that a trigger would have sent."""
+    event = watch_job(hook, job_id, log, seconds=math.inf, deadline=deadline, poll_interval=poll_interval)
+    assert event is not None
+    return event
+
+
+def watch_job(
+    hook: LanceNamespaceHook,
+    job_id: str,
+    log: TaskLog,
+    *,
+    seconds: float,
+    deadline: float | None = None,
+    poll_interval: float | None = None,
+) -> JobEvent | None:
+    """Like :func:`wait_for_job`, for some seconds; ``None`` if the job goes on after them."""
     configuration = read_configuration()
     interval = poll_interval or configuration.poll_interval
     follower = JobFollower(job_id, deadline=deadline, errors=configuration.poll_errors, log=log)
+    until = time.monotonic() + seconds
     pause = min(_FIRST_PAUSE, interval)
-    while True:
+    while time.monotonic() < until:
         event = follower.observe(poll_job(hook, job_id))
         if event is not None:
             return event
-        time.sleep(follower.pause(pause * (1 + 0.2 * random.random())))
-        pause = min(interval, pause * 2)
+        pause_now = follower.pause(pause * (1 + 0.2 * random.random()))
+        time.sleep(min(pause_now, max(0.0, until - time.monotonic())))
+        pause = min(interval, pause * _GROWTH)
+    return None
 
 
 def recheck_timeout(hook: LanceNamespaceHook, event: JobEvent) -> JobEvent:

@@ -24,9 +24,11 @@ from airflow_provider_lance.api.wire import AsyncWire
 # A Retry-After of up to a quarter of an hour is honoured inside of one poll.
 POLL_RETRY = RetryPolicy(attempts=4, first_delay=0.5, longest_delay=10.0, total_seconds=900.0)
 # The seconds until the first poll of a new job. They double with each poll, up to the interval.
-_FIRST_DELAY = 0.5
-# It bounds the requests: a subscription that comes due between two polls waits for the next one.
+_FIRST_DELAY = 0.1
+# These bound the requests. Jobs that come due within a quarter of the interval are polled together, and a new job that
+# comes due sooner waits until the shortest pause is over.
 _POLLS_PER_INTERVAL = 4
+_SHORTEST_PAUSE = 0.25
 _LONGEST_PAUSE = 60.0
 
 #: What a poll shows: the job, the error of the poll, or ``None`` where the server does not know the job.
@@ -135,6 +137,8 @@ class Poller:
     def _pause(self) -> float:
         """The seconds between two polls, which grow while the server fails."""
         pause = self.interval / _POLLS_PER_INTERVAL
+        if self.wire.protocol.filters_jobs is True:
+            pause = min(pause, _SHORTEST_PAUSE)
         if self._errors:
             pause = min(_LONGEST_PAUSE, self.interval * 2 ** min(self._errors - 1, 6))
         return pause * (1 + 0.2 * random.random())

@@ -20,6 +20,7 @@ os.environ.update(
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__LOGGING__LOGGING_LEVEL="INFO",
     AIRFLOW__LANCE__POLL_INTERVAL="0.2",
+    AIRFLOW__LANCE__DEFER_AFTER="0",  # tests of deferral do not wait for it
     AIRFLOW__API__BASE_URL="http://airflow.test",
 )
 

@@ -70,6 +70,39 @@ def create_view(**arguments: Any) -> LanceCreateMaterializedViewOperator:
     return LanceCreateMaterializedViewOperator(task_id="x", table_id="v", query="SELECT id FROM t", **arguments)
 
 
+class TestDeferral:
+    def test_a_job_that_ends_soon_needs_none(
+        self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIRFLOW__LANCE__DEFER_AFTER", "60")
+
+        lance_connection.finish_after = 0.5
+        assert backfill(deferrable=True).execute(run_context())["state"] == "DONE"
+        (job,) = lance_connection.jobs.values()
+        assert lance_connection.looks(job.job_id) >= 2, "it was not finished at once"
+
+    def test_a_job_that_takes_longer_is_left_to_the_triggerer(
+        self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIRFLOW__LANCE__DEFER_AFTER", "0.5")
+        with pytest.raises(TaskDeferred) as deferred:
+            backfill(deferrable=True).execute(run_context())
+        (job,) = lance_connection.jobs.values()
+        assert lance_connection.looks(job.job_id) >= 2
+        assert deferred.value.trigger.job_id == job.job_id
+
+    def test_a_failure_and_the_deadline_are_seen_meanwhile(
+        self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AIRFLOW__LANCE__DEFER_AFTER", "60")
+        with pytest.raises(AirflowTaskTimeout):
+            backfill(deferrable=True, timeout=0.2).execute(run_context())
+        lance_connection.finish_after, lance_connection.finish_state = 0.0, "FAILED"
+        lance_connection.finish_failure = {"phase": "run", "message": "no luck", "retryable": False}
+        with pytest.raises(AirflowFailException, match="no luck"):
+            backfill(deferrable=True).execute(run_context())
+
+
 class TestKills:
     def test_while_the_submit_is_on_its_way(
         self, lance_connection: JobsServer, monkeypatch: pytest.MonkeyPatch

@@ -184,7 +184,7 @@ def test_the_pace_is_that_of_those_who_still_wait(jobs_server: JobsServer) -> No
         waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=slow, poll_interval=30)))
         jobs_server.finish(quick)
         await event_of(LanceJobTrigger(job_id=quick, poll_interval=0.1))
-        await looked(jobs_server, slow)  # the first look, which comes after half a second
+        await looked(jobs_server, slow, 5)  # a new job is polled often
         before = len(jobs_server.requests)
         await asyncio.sleep(1.5)  # a rate is measured: the quick interval would make dozens of requests
         waiting.cancel()
@@ -192,6 +192,23 @@ def test_the_pace_is_that_of_those_who_still_wait(jobs_server: JobsServer) -> No
         return len(jobs_server.requests) - before
 
     assert run(jobs_server, work) <= 2
+
+
+def test_a_new_job_is_polled_often_whatever_the_interval(jobs_server: JobsServer) -> None:
+    older, new = jobs_server.add("t", "RUNNING").job_id, jobs_server.add("u", "RUNNING").job_id
+
+    async def work() -> Any:
+        waiting = asyncio.create_task(event_of(LanceJobTrigger(job_id=older, poll_interval=600)))
+        await looked(jobs_server, older)
+        trigger = asyncio.create_task(event_of(LanceJobTrigger(job_id=new, poll_interval=600)))
+        await looked(jobs_server, new, 3)
+        jobs_server.finish(new)
+        event = await trigger  # within the time limit of a test, which the interval is not
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return event
+
+    assert run(jobs_server, work)["state"] == "DONE"
 
 
 def test_an_unknown_job_is_lost_and_a_late_one_is_not(jobs_server: JobsServer) -> None:
