@@ -119,6 +119,8 @@ class _Methods:
     list_table_indices = Method[spec.ListTableIndicesRequest, spec.ListTableIndicesResponse]()
     describe_table_index_stats = Method[spec.DescribeTableIndexStatsRequest, spec.DescribeTableIndexStatsResponse]()
     drop_table_index = Method[spec.DropTableIndexRequest, spec.DropTableIndexResponse]()
+    prewarm_table_index = Method[models.PrewarmTableIndexRequest, models.PrewarmTableIndexResponse]()
+    prewarm_table_data = Method[models.PrewarmTableDataRequest, models.PrewarmTableDataResponse]()
     list_table_tags = Method[spec.ListTableTagsRequest, spec.ListTableTagsResponse]()
     get_table_tag_version = Method[spec.GetTableTagVersionRequest, spec.GetTableTagVersionResponse]()
     create_table_tag = Method[spec.CreateTableTagRequest, spec.CreateTableTagResponse]()

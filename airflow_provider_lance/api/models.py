@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import lance_namespace as spec
 import lance_namespace_urllib3_client.models as generated
+from lance_namespace_urllib3_client.models.add_columns_entry import AddColumnsEntry as GeneratedAddColumnsEntry
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from airflow_provider_lance.api.plain_data import JsonObject
@@ -96,6 +97,39 @@ class CreateTableIndexRequest(_Model, spec.CreateTableIndexRequest):
     split_on_numerics: StrictBool | None = None
     preserve_original: StrictBool | None = None
     index_operators: StrictBool | None = None
+
+
+class AddColumnsEntry(_Model, GeneratedAddColumnsEntry):
+    """The spec's entry. ``all_null`` marks a column that a function of the request fills."""
+
+    all_null: StrictBool | None = None
+
+
+class AlterTableAddColumnsRequest(_Model, spec.AlterTableAddColumnsRequest):
+    """The spec's request, and columns without values or rule, which LanceDB's client sends as an Arrow schema."""
+
+    new_columns: list[AddColumnsEntry] = Field(default_factory=list)  # type: ignore[assignment]
+    arrow_schema: str | None = Field(default=None, description="Empty columns: base64 of an Arrow IPC schema")
+
+
+class PrewarmTableIndexRequest(_Request):
+    id: list[str] | None = None
+    branch: str | None = None
+    index_name: str | None = None
+
+
+class PrewarmTableIndexResponse(_Response):
+    pass
+
+
+class PrewarmTableDataRequest(_Request):
+    id: list[str] | None = None
+    branch: str | None = None
+    columns: list[str] | None = None
+
+
+class PrewarmTableDataResponse(_Response):
+    pass
 
 
 class CreateMaterializedViewQueryRequest(_Request):
@@ -211,6 +245,7 @@ class DescribeJobResponse(_Response):
     result: JsonObject | None = None
     failure: JsonObject | None = None
     progress: JsonObject | None = None
+    paused: bool | None = None
     requester: JsonObject | None = Field(default=None, description="The Airflow task that asked for the job")
     start_path: str | None = Field(default=None, description="How its driver began: cold, standby or reused")
     launched_ms: int | None = Field(default=None, description="When its driver was launched or chosen")
@@ -230,7 +265,10 @@ class PauseJobRequest(_JobRequest):
 
 
 class PauseJobResponse(_Response):
-    status: str | None = None
+    """LanceDB's client reads ``paused``: false where the job was paused already."""
+
+    job_id: str | None = None
+    paused: bool | None = None
 
 
 class ResumeJobRequest(_JobRequest):
@@ -238,7 +276,11 @@ class ResumeJobRequest(_JobRequest):
 
 
 class ResumeJobResponse(_Response):
-    status: str | None = None
+    """LanceDB's client reads ``resumed``, and ``still_pausing`` where the driver has not stopped yet."""
+
+    job_id: str | None = None
+    resumed: bool | None = None
+    still_pausing: bool | None = None
 
 
 class QueryJobEventsRequest(_Request):

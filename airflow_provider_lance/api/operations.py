@@ -93,6 +93,7 @@ class Operation:
     ``sql_fields``: the fields whose SQL Lance executes during the request.
     ``opens_table``: a caller reads the table's rows with it, or learns where they are.
     ``main_only``: pylance takes a ``branch`` in the request and works on main nevertheless, so our server refuses it.
+    ``schema_field``: the field of the request that an Arrow schema fills which is sent as the body instead of JSON.
     ``pylance_takes_dict``: pylance's binding takes and returns a dict here, and models everywhere else.
     """
 
@@ -124,6 +125,7 @@ class Operation:
     sql_fields: tuple[str, ...] = ()
     opens_table: bool = False
     main_only: bool = False
+    schema_field: str | None = None
     pylance_takes_dict: bool = False
 
     def __post_init__(self) -> None:
@@ -298,7 +300,6 @@ _ROWS = (
         "/v1/table/{id}/alter_columns",
         "Alter columns",
         missing=ErrorCode.TABLE_COLUMN_NOT_FOUND,
-        main_only=True,
     ),
     Operation(
         "UpdateFieldMetadata",
@@ -371,7 +372,14 @@ _ROWS = (
         holds_query=True,
         sql_fields=_QUERY_SQL,
     ),
-    Operation("AlterTableAddColumns", "/v1/table/{id}/add_columns", "Add columns", sql_fields=("new_columns",)),
+    Operation(
+        "AlterTableAddColumns",
+        "/v1/table/{id}/add_columns",
+        "Add columns",
+        query=("branch",),
+        sql_fields=("new_columns",),
+        schema_field="arrow_schema",
+    ),
     Operation(
         "CreateTableIndex",
         "/v1/table/{id}/create_index",
@@ -402,6 +410,15 @@ _ROWS = (
         query=("branch",),
         missing=ErrorCode.TABLE_INDEX_NOT_FOUND,
     ),
+    # Caches, which LanceDB's client asks to fill
+    _read(
+        "PrewarmTableIndex",
+        "/v1/table/{id}/index/{index_name}/prewarm",
+        "Load an index into memory",
+        optional=True,
+        missing=ErrorCode.TABLE_INDEX_NOT_FOUND,
+    ),
+    _read("PrewarmTableData", "/v1/table/{id}/page_cache/prewarm", "Load columns into a cache", optional=True),
     _read(
         "ListTableTags",
         "/v1/table/{id}/tags/list",

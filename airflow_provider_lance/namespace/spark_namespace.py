@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from airflow_provider_lance.api.client import Method, plain_fields, read_model
 from airflow_provider_lance.api.models import (
+    AlterTableAddColumnsRequest,
     AnalyzeTableQueryPlanRequest,
     CreateEmptyTableRequest,
     CreateTableIndexRequest,
@@ -173,7 +174,9 @@ class SparkNamespace(LanceNamespace):
     analyze_table_query_plan = _HandledAs[spec.AnalyzeTableQueryPlanRequest, str](
         AnalyzeTableQueryPlanRequest, lambda self: self._queries.analyze_table_query_plan
     )
-    alter_table_add_columns = _Handled(lambda self: self._columns.alter_table_add_columns)
+    alter_table_add_columns = _HandledAs[spec.AlterTableAddColumnsRequest, spec.AlterTableAddColumnsResponse](
+        AlterTableAddColumnsRequest, lambda self: self._columns.alter_table_add_columns
+    )
     create_table_index = _HandledAs[spec.CreateTableIndexRequest, spec.CreateTableIndexResponse](
         CreateTableIndexRequest, lambda self: self._indices.create_table_index
     )
@@ -183,6 +186,8 @@ class SparkNamespace(LanceNamespace):
     list_table_indices = _Handled(lambda self: self._indices.list_table_indices)
     describe_table_index_stats = _Handled(lambda self: self._indices.describe_table_index_stats)
     drop_table_index = _Handled(lambda self: self._indices.drop_table_index)
+    prewarm_table_index = _Handled(lambda self: self._indices.prewarm_table_index)
+    prewarm_table_data = _Handled(lambda self: self._indices.prewarm_table_data)
     list_table_tags = _Handled(lambda self: self._refs.list_table_tags)
     get_table_tag_version = _pylance(LanceNamespace.get_table_tag_version)
     create_table_tag = _Handled(lambda self: self._refs.create_table_tag)

@@ -23,6 +23,8 @@ BEYOND_THE_SPEC = {
     "describe_materialized_view",
     "drop_materialized_view",
     "list_materialized_views",
+    "prewarm_table_index",
+    "prewarm_table_data",
     *(name for name, row in OPERATIONS.items() if row.jobs_api),
 }
 

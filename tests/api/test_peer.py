@@ -85,6 +85,8 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "describe_materialized_view": {"id": "v"},
     "drop_materialized_view": {"id": "v"},
     "list_materialized_views": {"id": []},
+    "prewarm_table_index": {"id": "t", "index_name": "i"},
+    "prewarm_table_data": {"id": "t"},
     "list_jobs": {},
     "describe_job": {"job_id": "j"},
     "cancel_job": {"job_id": "j"},

@@ -28,7 +28,15 @@ class Client(Protocol):
 
 
 _JOBS = frozenset(name for name, row in OPERATIONS.items() if row.path.startswith("/v1/jobs/"))
-_VIEWS = frozenset({"describe_materialized_view", "drop_materialized_view", "list_materialized_views"})
+_LANCEDB = frozenset(
+    {
+        "describe_materialized_view",
+        "drop_materialized_view",
+        "list_materialized_views",
+        "prewarm_table_data",
+        "prewarm_table_index",
+    }
+)
 
 
 class RustClient:
@@ -36,7 +44,7 @@ class RustClient:
 
     lacks = (
         _JOBS
-        | _VIEWS
+        | _LANCEDB
         | {
             "batch_commit_tables",
             "batch_create_table_versions",
@@ -62,7 +70,7 @@ class RustClient:
 class GeneratedClient:
     """The spec's generated Python client over urllib3."""
 
-    lacks = _JOBS | _VIEWS | {"create_empty_table"}
+    lacks = _JOBS | _LANCEDB | {"create_empty_table"}
 
     def __init__(self, url: str, key: str) -> None:
         client = ApiClient(Configuration(host=url))

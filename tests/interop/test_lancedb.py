@@ -131,9 +131,12 @@ def test_jobs_and_views_on_spark(database: Any, table: Any) -> None:
     assert (refreshed.mode, refreshed.rows_written) == ("incremental", 1)
     assert database.open_table("loud").search().where("id = 95").to_arrow()["shout"].to_pylist() == ["W95", "W95"]
     assert database.list_materialized_views() == ["loud"]
+    table.add(DATA.slice(96, 1).append_column("n", pa.nulls(1, pa.int32())))
+    pinned = view.refresh(source_version=table.version - 1)
+    assert (pinned.source_version, database.open_table("loud").count_rows()) == (table.version - 1, 10)
 
     jobs = database.list_jobs()
-    assert {job.table for job in jobs[:3]} == {"people", "loud"}
+    assert {job.table for job in jobs[:4]} == {"people", "loud"}
     events = database.open_job(jobs[0].job_id).events()
     assert {"state", "message", "rows_processed"} <= set(events.column_names)
 

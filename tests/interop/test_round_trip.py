@@ -128,6 +128,8 @@ def indices(call: Recorder) -> None:
     listed = call("list_table_indices", id=["people"])["indexes"]
     assert sorted(index["index_name"] for index in listed) == ["id_idx", "text_idx"]
     assert call("describe_table_index_stats", id=["people"], index_name="id_idx")["num_indexed_rows"] == 3
+    call("prewarm_table_index", id=["people"], index_name="id_idx")
+    call("prewarm_table_data", id=["people"], columns=["text"])
     call("drop_table_index", id=["people"], index_name="id_idx")
 
 

@@ -154,6 +154,48 @@ def test_a_full_text_index_takes_its_parameters(database: Any, server: Address) 
         table.create_index("v", config=INDEX.BTree())
 
 
+def test_columns_without_values_and_of_another_type(database: Any) -> None:
+    table = database.create_table("columns", ROWS)
+    table.add_columns(pa.field("empty", pa.float64()))
+    table.add_columns(pa.schema([pa.field("a", pa.string()), pa.field("b", pa.list_(pa.int32()))]))
+    table.alter_columns({"path": "id", "data_type": pa.int32()}, {"path": "title", "rename": "heading"})
+    assert table.schema.field("id").type == pa.int32()
+    assert table.schema.names == ["id", "text", "heading", "v", "empty", "a", "b"]
+    assert table.count_rows("empty is null and a is null and b is null") == 100
+    branch = table.branches.create("wide")
+    branch.add_columns(pa.field("c", pa.int64()))
+    branch.alter_columns({"path": "id", "data_type": pa.int64()})
+    assert (branch.schema.field("id").type, table.schema.field("id").type) == (pa.int64(), pa.int32())
+    assert "c" not in table.schema.names
+    with pytest.raises(Exception, match="column 'empty' already"):
+        table.add_columns(pa.field("empty", pa.int64()))
+    with pytest.raises(Exception, match="must be nullable"):
+        table.add_columns(pa.field("full", pa.int64(), nullable=False))
+    with pytest.raises(Exception, match="400"):
+        table.alter_columns({"path": "text", "data_type": pa.list_(pa.int32())})
+
+
+def test_caches_are_warmed_and_what_is_not_here_says_so(database: Any) -> None:
+    table = database.create_table("warm", ROWS)
+    table.create_index("id", config=INDEX.BTree())
+    table.prewarm_index("id_idx")
+    table.prewarm_data(["id"])
+    with pytest.raises(Exception, match="Index 'none' was not found"):
+        table.prewarm_index("none")
+    with pytest.raises(Exception, match="no column 'none'"):
+        table.prewarm_data(["none"])
+    table.branches.create("other")
+    for call, sentence in (
+        (lambda: table.branches.diff("other"), "neither compared nor picked"),
+        (table.get_lsm_stats, "no LSM writers"),
+        (lambda: database.create_view("v", "SELECT 1"), "Flight SQL"),
+        (database.list_views, "Flight SQL"),
+    ):
+        with pytest.raises(Exception, match=sentence) as refused:
+            call()
+        assert "406" in str(refused.value)
+
+
 def test_a_branch_has_its_own_rows_and_indices(database: Any) -> None:
     table = database.create_table("branched", ROWS)
     branch = table.branches.create("trial")

@@ -75,10 +75,10 @@ class RecordingJobs:
         return b"events"
 
     def pause_job(self, request: models.PauseJobRequest) -> models.PauseJobResponse:
-        return models.PauseJobResponse(status="pausing")
+        return models.PauseJobResponse(paused=True)
 
     def resume_job(self, request: models.ResumeJobRequest) -> models.ResumeJobResponse:
-        return models.ResumeJobResponse(status="resumed")
+        return models.ResumeJobResponse(resumed=True)
 
     def claim_job(self, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
         raise NotImplementedError

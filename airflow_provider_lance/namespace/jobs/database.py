@@ -95,6 +95,8 @@ jobs = Table(
     Column("claimed_ms", BigInteger),
     # The function of a user that the job runs: an identity, "" for none, null where it is not known.
     Column("user_code", Text),
+    # Since when the job must not run; since schema version 4.
+    Column("paused_ms", BigInteger),
     Index("lance_jobs_by_state", "state", "stage", "seq"),
     Index("lance_jobs_by_key", "idempotency_key"),
     Index("lance_jobs_by_table", "table_name", "seq"),
@@ -160,6 +162,10 @@ def _add_start(connection: Connection) -> None:
     _add_columns(connection, "start_path", "launched_ms", "claimed_ms", "user_code")
 
 
+def _add_pause(connection: Connection) -> None:
+    _add_columns(connection, "paused_ms")
+
+
 def _add_columns(connection: Connection, *names: str) -> None:
     # The first step makes a new database from the tables above, which have the columns already.
     known = {column["name"] for column in inspect(connection).get_columns(jobs.name)}
@@ -170,7 +176,12 @@ def _add_columns(connection: Connection, *names: str) -> None:
 
 
 #: Step ``n`` takes a database of version ``n`` to ``n + 1``. Released steps never change; new ones go to the end.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_everything, _add_requester, _add_start)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _create_everything,
+    _add_requester,
+    _add_start,
+    _add_pause,
+)
 
 _ADVISORY_LOCK = 0x6C616E6365  # "lance": servers that start together migrate one after the other
 

@@ -97,6 +97,7 @@ class Executions:
                 jobs.c.state.in_(LIVE),
                 jobs.c.stage == Stage.WAITING.value,
                 jobs.c.not_before_ms <= now_ms(),
+                jobs.c.paused_ms.is_(None),
                 jobs.c.cluster.in_(clusters),
             )
             .order_by(jobs.c.seq)
@@ -126,6 +127,7 @@ class Executions:
                     jobs.c.stage == Stage.WAITING.value,
                     jobs.c.attempt == attempt,
                     jobs.c.state.in_(LIVE),
+                    jobs.c.paused_ms.is_(None),
                 )
                 .values(
                     attempt=attempt + 1,
@@ -226,7 +228,8 @@ class Executions:
             raise JobConflictError(
                 f"The claim on job {report.job_id} was lost: stop without another commit.", report.job_id
             )
-        cancel = row.cancel_requested_ms is not None
+        # The driver of a job that is paused stops as that of a cancelled one does, and keeps what it has finished.
+        cancel = row.cancel_requested_ms is not None or row.paused_ms is not None
         if row.stage == Stage.ENDED.value:
             if report.ending is None and report.seq > row.last_seq:
                 raise JobConflictError(f"Job {report.job_id} has ended: it is {row.state}.", report.job_id)
@@ -246,7 +249,10 @@ class Executions:
         held = _held(report.job_id, report.claim_token)
         with self.database.writing() as connection:
             _add_events(connection, row, report, now)
-            if ending is None:
+            if ending is not None and ending.state is JobState.CANCELLED and _only_paused(row):
+                unchanged = [*held, jobs.c.paused_ms.is_not(None), jobs.c.cancel_requested_ms.is_(None)]
+                stored = self._next_attempt(connection, unchanged, row, "Paused: the driver has stopped.")
+            elif ending is None:
                 stored = update_job(connection, [*held, jobs.c.last_seq < report.seq], updated_ms=now, **values)
             else:
                 message = ending.failure.message if ending.failure else f"{ending.state.value} on attempt {row.attempt}"
@@ -303,7 +309,7 @@ class Executions:
             jobs.c.state.in_(LIVE),
             jobs.c.stage == Stage.CLAIMED.value,
             jobs.c.server_id == self.server_id,
-            jobs.c.cancel_requested_ms <= told,
+            or_(jobs.c.cancel_requested_ms <= told, jobs.c.paused_ms <= told),
         )
         with self.database.reading() as connection:
             return list(connection.execute(query))
@@ -326,6 +332,8 @@ class Executions:
             if row.cancel_requested_ms is not None:
                 reason = row.cancel_reason or "Cancelled."
                 state, failure, message = JobState.CANCELLED, JobFailure("cancel", reason), f"{reason} ({why})"
+            elif _only_paused(row):
+                return self._next_attempt(connection, unchanged, row, f"Paused: {why}")
             elif final or row.attempt >= self.timings.attempts:
                 message = why if final else f"{why} That was attempt {row.attempt} of {self.timings.attempts}."
                 phase = "run" if row.stage == Stage.CLAIMED.value else "launch"
@@ -356,7 +364,8 @@ class Executions:
             updated_ms=now,
         )
         if changed:
-            add_event(connection, row.job_id, JobState(row.state), f"{why} The job will be tried again.", at_ms=now)
+            then = "" if row.paused_ms is not None else " The job will be tried again."
+            add_event(connection, row.job_id, JobState(row.state), f"{why}{then}", at_ms=now)
         return changed
 
     def _row(self, job_id: str) -> JobRow:
@@ -365,6 +374,10 @@ class Executions:
         if row is None:
             raise TransactionNotFoundError(f"There is no job {job_id!r}.")
         return row
+
+
+def _only_paused(row: JobRow) -> bool:
+    return row.paused_ms is not None and row.cancel_requested_ms is None
 
 
 def _check_launch_token(row: JobRow, token: str | None) -> str:

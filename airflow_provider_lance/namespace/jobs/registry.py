@@ -244,6 +244,33 @@ class Registry:
                 add_event(connection, job_id, JobState.RUNNING, f"Cancel requested: {reason}", at_ms=now)
             return told
 
+    def pause(self, job_id: str) -> bool:
+        """Keep a job from being launched, or tell its driver to stop and keep what it has finished.
+
+        Return False if it had ended, was paused already, or is being cancelled.
+        """
+        now = now_ms()
+        running = [
+            jobs.c.job_id == job_id,
+            jobs.c.state.in_(LIVE),
+            jobs.c.paused_ms.is_(None),
+            jobs.c.cancel_requested_ms.is_(None),
+        ]
+        with self.database.writing() as connection:
+            paused = update_job(connection, running, paused_ms=now, updated_ms=now)
+            if paused:
+                add_event(connection, job_id, JobState.RUNNING, "Pause requested", at_ms=now)
+            return paused
+
+    def resume(self, job_id: str) -> bool:
+        """Let a paused job be launched again. Return False if it is not paused, or its driver has not stopped yet."""
+        stopped = [jobs.c.job_id == job_id, jobs.c.paused_ms.is_not(None), jobs.c.stage == Stage.WAITING.value]
+        with self.database.writing() as connection:
+            resumed = update_job(connection, stopped, paused_ms=None, not_before_ms=0, updated_ms=now_ms())
+            if resumed:
+                add_event(connection, job_id, JobState.QUEUED, "Resumed")
+            return resumed
+
     def nobody_waits(self, started_ms: int, now: int) -> list[str]:
         """Live jobs whose waiter's lease has ended; none while waiters had no time to ask since the server's start."""
         if self.timings.in_grace(started_ms, now):

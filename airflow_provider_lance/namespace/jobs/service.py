@@ -31,7 +31,7 @@ from airflow_provider_lance.namespace.jobs.database import Database, now_ms
 from airflow_provider_lance.namespace.jobs.events import event_stream
 from airflow_provider_lance.namespace.jobs.executions import Executions, claim_token_of, hash_token
 from airflow_provider_lance.namespace.jobs.launcher import Launcher
-from airflow_provider_lance.namespace.jobs.registry import JobFilter, JobRow, Registry, Timings
+from airflow_provider_lance.namespace.jobs.registry import JobFilter, JobRow, Registry, Stage, Timings
 from airflow_provider_lance.namespace.jobs.reports import DriverReport
 from airflow_provider_lance.namespace.jobs.supervisor import Supervisor
 from airflow_provider_lance.namespace.submission import JobSubmission
@@ -148,14 +148,22 @@ class JobsService:
         return event_stream(self.registry, request.job_id, request.limit, request.filter)
 
     def pause_job(self, request: models.PauseJobRequest) -> models.PauseJobResponse:
-        self._row(request)
-        raise UnsupportedOperationError(
-            "Jobs here cannot be paused. Cancel the job: finished parts are kept, and the next one goes on from them."
-        )
+        row = self._row(request)
+        if row.cluster == EXTERNAL:
+            raise UnsupportedOperationError(
+                "The driver of this job was started elsewhere, so it cannot be paused here. Cancel the job: finished "
+                "parts are kept, and the next one goes on from them."
+            )
+        paused = self.registry.pause(row.job_id)
+        self.supervisor.wake()
+        return models.PauseJobResponse(job_id=row.job_id, paused=paused)
 
     def resume_job(self, request: models.ResumeJobRequest) -> models.ResumeJobResponse:
         row = self._row(request)
-        return models.ResumeJobResponse.model_validate({"job_id": row.job_id, "status": "not_paused"})
+        resumed = self.registry.resume(row.job_id)
+        self.supervisor.wake()
+        stopping = not resumed and row.paused_ms is not None and row.stage not in {Stage.WAITING, Stage.ENDED}
+        return models.ResumeJobResponse(job_id=row.job_id, resumed=resumed, still_pausing=stopping or None)
 
     # The executor protocol
 
@@ -236,6 +244,7 @@ def describe(row: JobRow) -> dict[str, object]:
         "updated_ms": row.updated_ms,
         "finished_ms": row.finished_ms,
         "cancel_requested": row.cancel_requested_ms is not None,
+        "paused": True if row.paused_ms is not None and row.finished_ms is None else None,
         "result": row.result,
         "failure": row.failure,
         "requester": row.requester,

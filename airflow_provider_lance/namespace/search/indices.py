@@ -23,7 +23,13 @@ from lance_namespace import (
 from lance_namespace.errors import InvalidInputError, TableIndexNotFoundError
 from lance_namespace_urllib3_client.models.index_content import IndexContent
 
-from airflow_provider_lance.api.models import CreateTableIndexRequest
+from airflow_provider_lance.api.models import (
+    CreateTableIndexRequest,
+    PrewarmTableDataRequest,
+    PrewarmTableDataResponse,
+    PrewarmTableIndexRequest,
+    PrewarmTableIndexResponse,
+)
 from airflow_provider_lance.definitions.expressions import find_field
 from airflow_provider_lance.definitions.lance_errors import plain_reason
 from airflow_provider_lance.namespace.search.scans import vector_size
@@ -104,6 +110,20 @@ class Indices:
         dataset = self._catalog.open(id_of(request), branch=request.branch)
         dataset.drop_index(_find(dataset, request.index_name).name)
         return DropTableIndexResponse()
+
+    def prewarm_table_index(self, request: PrewarmTableIndexRequest) -> PrewarmTableIndexResponse:
+        """Load an index into the cache that the requests of this process share."""
+        dataset = self._catalog.open(id_of(request), branch=request.branch)
+        dataset.prewarm_index(_find(dataset, request.index_name).name)
+        return PrewarmTableIndexResponse()
+
+    def prewarm_table_data(self, request: PrewarmTableDataRequest) -> PrewarmTableDataResponse:
+        """Check that the columns exist. There is no cache of pages here that could be filled."""
+        schema = self._catalog.open(id_of(request), branch=request.branch).schema
+        missing = sorted(set(request.columns or []) - set(schema.names))
+        if missing:  # LanceDB's client shows a 404 of this route as a missing table.
+            raise InvalidInputError(f"There is no column {', '.join(map(repr, missing))}.")
+        return PrewarmTableDataResponse()
 
     def _create(self, request: CreateTableIndexRequest) -> None:
         dataset = self._catalog.open(id_of(request), branch=request.branch)

@@ -25,6 +25,7 @@ from lance_namespace.errors import (
     PermissionDeniedError,
     ServiceUnavailableError,
     UnauthenticatedError,
+    UnsupportedOperationError,
 )
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -44,7 +45,7 @@ from airflow_provider_lance.namespace.jobs.service import JobsService
 from airflow_provider_lance.namespace.server.arrow_bodies import check_arrow_body
 from airflow_provider_lance.namespace.server.error_bodies import HttpProblem, outcome_unknown, problem_of
 from airflow_provider_lance.namespace.server.keys import ANYBODY, Keys, Principal
-from airflow_provider_lance.namespace.server.lancedb_dialect import DIALECT_HEADER, speaks_lancedb
+from airflow_provider_lance.namespace.server.lancedb_dialect import DIALECT_HEADER, not_here, speaks_lancedb
 from airflow_provider_lance.namespace.server.metrics import Metrics
 from airflow_provider_lance.namespace.server.openapi import openapi_document
 from airflow_provider_lance.namespace.server.pages import page_routes
@@ -358,6 +359,9 @@ def _fixed(make: Callable[[], Response]) -> Answer:
 
 async def _refuse_route(error: Exception, request: Request) -> Response:
     assert isinstance(error, HTTPException)
+    known = not_here(request.url.path)
+    if known is not None:
+        raise UnsupportedOperationError(known)
     words = {404: "There is no such route", 405: f"This route does not take {request.method}"}
     sentence = f"{words.get(error.status_code, str(error.detail))}: {request.url.path[:200]}"
     raise HttpProblem(error.status_code, sentence, dict(error.headers or {}))

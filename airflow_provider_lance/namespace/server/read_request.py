@@ -6,6 +6,7 @@ namespace checks which fields an operation takes and what they mean.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from urllib.parse import unquote
 
 from lance_namespace.errors import InvalidInputError
 
+from airflow_provider_lance.api.arrow import ARROW_STREAM
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, InvalidIdentifierError, parse_id
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import Body, Operation
@@ -38,6 +40,8 @@ def read_fields(
     fields: JsonObject = {}
     if operation.body is Body.METADATA:
         fields["metadata"] = _json_object(body)
+    elif operation.schema_field is not None and headers.get("content-type", "").startswith(ARROW_STREAM):
+        fields[operation.schema_field] = base64.b64encode(body).decode()
     elif operation.body is not Body.ARROW:
         fields |= _json_object(body)
     fields.pop("identity", None)

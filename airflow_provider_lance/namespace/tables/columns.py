@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lance_namespace import (
-    AlterTableAddColumnsRequest,
     AlterTableAddColumnsResponse,
     AlterTableAlterColumnsRequest,
     AlterTableAlterColumnsResponse,
@@ -19,16 +18,16 @@ from lance_namespace import (
     AlterTableBackfillColumnsResponse,
     AlterTableDropColumnsRequest,
     AlterTableDropColumnsResponse,
-    LanceNamespace,
     UpdateFieldMetadataRequest,
     UpdateFieldMetadataResponse,
 )
 from lance_namespace.errors import InvalidInputError, UnsupportedOperationError
-from lance_namespace_urllib3_client.models.add_columns_entry import AddColumnsEntry
 from lance_namespace_urllib3_client.models.add_virtual_column_entry import AddVirtualColumnEntry
 
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.job_states import IF_EXISTS, JobType
+from airflow_provider_lance.api.models import AddColumnsEntry, AlterTableAddColumnsRequest
+from airflow_provider_lance.definitions.arrow_types import decode_schema
 from airflow_provider_lance.definitions.backfill_request import BackfillRequest
 from airflow_provider_lance.definitions.column_rules import (
     RULE_PREFIXES,
@@ -84,6 +83,10 @@ class Columns:
         table_id = id_of(request)
         dataset = self._catalog.open(table_id, branch=request.branch)
         new = _check_new_columns(dataset.schema, request.new_columns, replaces=replaces)
+        if request.arrow_schema is not None:
+            new.declared.extend(_empty_columns(dataset.schema, request.arrow_schema))
+        if not (new.expressions or new.declared or new.rules or request.new_columns):
+            raise InvalidInputError("The request names no column.")
         if new.declared and dataset.data_storage_version in _LEGACY_FORMATS:
             raise UnsupportedOperationError(
                 f"Table {join_id(table_id)} is stored in Lance's legacy format, which cannot declare columns without "
@@ -104,9 +107,10 @@ class Columns:
         return AlterTableAddColumnsResponse(version=dataset.version)
 
     def alter_table_alter_columns(self, request: AlterTableAlterColumnsRequest) -> AlterTableAlterColumnsResponse:
-        schema = self._catalog.open(id_of(request), branch=request.branch).schema
+        dataset = self._catalog.open(id_of(request), branch=request.branch)
+        changes: list[dict[str, object]] = []
         for entry in request.alterations:
-            find_field(schema, entry.path)
+            column = find_field(dataset.schema, entry.path)
             if entry.rename is not None:
                 check_column_name(entry.rename)
             if entry.virtual_column is not None:
@@ -114,7 +118,17 @@ class Columns:
                     f"The function of virtual column {entry.path!r} is exchanged by declaring the column again: "
                     f"AlterTableAddColumns with the context entry {IF_EXISTS}: replace."
                 )
-        return self._catalog.run(LanceNamespace.alter_table_alter_columns, request)
+            change: dict[str, object] = {"path": entry.path}
+            if entry.rename is not None:
+                change["name"] = entry.rename
+            if entry.nullable is not None:
+                change["nullable"] = entry.nullable
+            if entry.data_type is not None:
+                self._refuse_while_filled(id_of(request), {entry.path: entry})
+                change["data_type"] = _stated_type(column.name, entry.data_type)
+            changes.append(change)
+        dataset.alter_columns(*changes)  # type: ignore[arg-type]  # the annotation has every key required
+        return AlterTableAlterColumnsResponse(version=dataset.version)
 
     def alter_table_drop_columns(self, request: AlterTableDropColumnsRequest) -> AlterTableDropColumnsResponse:
         dataset = self._catalog.open(id_of(request), branch=request.branch)
@@ -198,6 +212,32 @@ def _check_new_columns(schema: pa.Schema, entries: list[AddColumnsEntry], *, rep
         if name in schema.names or names.count(name) > 1:
             raise InvalidInputError(f"There is a column {name!r} already.")
     return new
+
+
+def _empty_columns(schema: pa.Schema, text: str) -> list[pa.Field[pa.DataType]]:
+    """The columns of an Arrow schema, which get no values and no rule."""
+    try:
+        columns = list(decode_schema(text))
+    except ValueError:
+        raise InvalidInputError("The body must be an Arrow IPC stream with the schema of the new columns.") from None
+    for column in columns:
+        if check_column_name(column.name) in schema.names:
+            raise InvalidInputError(f"There is a column {column.name!r} already.")
+        if not column.nullable:
+            raise InvalidInputError(f"Column {column.name!r} must be nullable: it starts out all null.")
+    return columns
+
+
+def _stated_type(column: str, data_type: Mapping[str, object]) -> pa.DataType:
+    """A type in the JSON of Arrow schemas, such as ``{"type": "int32"}``."""
+    from lance.schema import json_to_schema
+
+    try:
+        stated: pa.Schema = json_to_schema({"fields": [{"name": column, "type": data_type, "nullable": True}]})
+        kind: pa.DataType = stated.field(0).type
+        return kind
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidInputError(f"Column {column!r} has no readable data_type: {error}") from None
 
 
 def _virtual_columns(schema: pa.Schema, name: str, entry: AddVirtualColumnEntry) -> list[pa.Field[pa.DataType]]:

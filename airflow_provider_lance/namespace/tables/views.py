@@ -129,7 +129,7 @@ class Views:
         return CreateMaterializedViewResponse(version=self._catalog.open(view_id).version, job_id=job_id)
 
     def refresh_materialized_view(self, request: ViewRequest) -> RefreshMaterializedViewResponse:
-        job_id = self.refresh(id_of(request), job_fields(request), request.context)
+        job_id = self.refresh(id_of(request), _in_words_of_spec(job_fields(request)), request.context)
         return RefreshMaterializedViewResponse(job_id=job_id)
 
     def refresh(
@@ -253,6 +253,13 @@ class Views:
         except (LanceNamespaceError, ValueError, OSError):
             return False  # The table is only declared, was dropped in the meantime, or is damaged.
         return DEFINITION_KEY.encode() in (schema.metadata or {})
+
+
+def _in_words_of_spec(fields: dict[str, object]) -> dict[str, object]:
+    """The fields of a refresh; LanceDB's client says ``source_version`` where the spec says ``src_version``."""
+    if "source_version" in fields and "src_version" not in fields:
+        return {("src_version" if name == "source_version" else name): value for name, value in fields.items()}
+    return fields
 
 
 def _definition(metadata: Mapping[bytes, bytes]) -> ViewDefinition:

@@ -728,11 +728,59 @@ class TestEvents:
             messages(filter="nonsense ===")
         assert events_of(service).num_rows == 5
 
-    def test_pausing_is_refused_with_a_way_out(self, service: JobsService) -> None:
+
+class TestPause:
+    def test_a_queued_job_is_not_launched_until_it_is_resumed(self, service: JobsService) -> None:
         job_id = service.submit(submission())
+        assert ask(service.pause_job, {"job_id": job_id})["paused"] is True
+        assert ask(service.pause_job, {"job_id": job_id})["paused"] is False
+        assert ask(service.describe_job, {"job_id": job_id})["paused"] is True
+        assert service.executions.waiting(["local"], 10) == []
+        assert service.executions.begin_launch(job_id, 0) is None
+        assert ask(service.resume_job, {"job_id": job_id})["resumed"] is True
+        assert [row.job_id for row in service.executions.waiting(["local"], 10)] == [job_id]
+        assert ask(service.resume_job, {"job_id": job_id})["resumed"] is False
+
+    def test_a_running_job_stops_and_waits_with_its_lock(self, service: JobsService) -> None:
+        job_id = service.submit(submission())
+        report = claimed(service, job_id)
+        assert ask(service.pause_job, {"job_id": job_id})["paused"] is True
+        assert ask(service.report_job, {**report, "seq": 1})["cancel"] is True
+        assert ask(service.resume_job, {"job_id": job_id})["still_pausing"] is True
+        ask(service.report_job, {**report, "seq": 2, "terminal": {"state": "CANCELLED"}})
+        assert ask(service.describe_job, {"job_id": job_id})["job_state"] == "RUNNING"
+        with pytest.raises(JobConflictError, match="still writing"):
+            service.submit(submission())
+        assert ask(service.resume_job, {"job_id": job_id})["resumed"] is True
+        again = claimed(service, job_id)
+        ask(service.report_job, {**again, "seq": 1, "terminal": DONE})
+        assert state(service, job_id) == "DONE"
+
+    def test_a_paused_job_whose_driver_dies_waits(self, service: JobsService) -> None:
+        job_id = service.submit(submission())
+        claimed(service, job_id)
+        ask(service.pause_job, {"job_id": job_id})
+        row = service.registry.get(job_id)
+        assert row is not None
+        assert service.executions.driver_died(row, "It was killed.", final=True)
+        assert service.executions.waiting(["local"], 10) == []
+        assert ask(service.resume_job, {"job_id": job_id})["resumed"] is True
+
+    def test_a_job_that_ends_or_is_cancelled_while_it_pauses(self, service: JobsService) -> None:
+        done, cancelled = service.submit(submission("a")), service.submit(submission("b"))
+        for job_id, ending in ((done, DONE), (cancelled, {"state": "CANCELLED"})):
+            report = claimed(service, job_id)
+            ask(service.pause_job, {"job_id": job_id})
+            if job_id == cancelled:
+                ask(service.cancel_job, {"job_id": job_id})
+            ask(service.report_job, {**report, "seq": 1, "terminal": ending})
+        assert (state(service, done), state(service, cancelled)) == ("DONE", "CANCELLED")
+        assert ask(service.pause_job, {"job_id": done})["paused"] is False
+
+    def test_a_job_whose_driver_runs_elsewhere_is_refused_with_a_way_out(self, service: JobsService) -> None:
+        job_id = service.submit(submission(cluster="external"))
         with pytest.raises(UnsupportedOperationError, match="Cancel"):
             ask(service.pause_job, {"job_id": job_id})
-        assert ask(service.resume_job, {"job_id": job_id})["status"] == "not_paused"
 
 
 def test_every_state_is_counted(service: JobsService) -> None:
