@@ -121,6 +121,8 @@ class Local:
         earlier = log.stat().st_size if log.exists() else 0  # with the address of an earlier run
         command = [self.bin("airflow-lance"), "serve", "--root", str(tables), "--port", str(port)]
         command += ["--state-dir", str(self.folder / "state"), *(["--config", str(config)] if config else [])]
+        if config is None:
+            command += ["--standby", "1"]  # Spark starts while Airflow does.
         child = self.start("namespace", command)
         until = time.monotonic() + 90
         while time.monotonic() < until and child.poll() is None:

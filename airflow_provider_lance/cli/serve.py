@@ -34,6 +34,12 @@ def add_commands(commands: Subparsers) -> None:
     serve.add_argument("--base-path", default="", help="prefix of every route, as behind a proxy")
     serve.add_argument("--jobs-url", help="where drivers reach this server (default: its own address)")
     serve.add_argument("--config", type=Path, help="TOML file with clusters, environments and limits")
+    serve.add_argument(
+        "--standby",
+        type=int,
+        metavar="N",
+        help="how many drivers of cluster local wait for jobs (default: what --config says)",
+    )
     serve.add_argument("--keys", type=Path, help="file of API keys, `scopes:key` per line; beside the registry's")
     registry_arguments(serve)
     serve.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help=_PROPERTY_HELP)
@@ -79,6 +85,7 @@ def _serve(options: argparse.Namespace) -> None:
             properties=read_pairs("--property", options.property),
             certificate=options.tls_cert,
             private_key=options.tls_key,
+            standby=options.standby,
         ),
         ready,
     )

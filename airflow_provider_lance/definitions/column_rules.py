@@ -66,6 +66,11 @@ class ColumnRule:
         return self.envelope.policy if self.envelope else ErrorPolicy()
 
     @property
+    def user_code(self) -> str:
+        """The identity of the function that fills the column; "" for SQL."""
+        return self.envelope.fingerprint if self.envelope else ""
+
+    @property
     def target_paths(self) -> tuple[str, ...]:
         """The targets as field paths, in which names with special characters are quoted."""
         return tuple(format_path([name]) for name in self.targets)

@@ -7,7 +7,9 @@ lance_namespace.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -33,6 +35,8 @@ LANCEDB_FORMAT = 1
 OWN_FORMAT = 1000
 
 KINDS = ("query", "udtf", "chunker")
+# Functions of Spark SQL that call any static method of Java, and clauses that run a script.
+_FOREIGN_CODE = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b|\busing\s+['\"]", re.IGNORECASE)
 _SPEC_FIELDS = ("kind", "source_query", "output_schema", "udtf_spec", "with_no_data", "auto_refresh")
 _REQUEST_FIELDS = frozenset(["id", "identity", "context", "query", *_SPEC_FIELDS])
 
@@ -64,6 +68,15 @@ class ViewDefinition:
     def incremental(self) -> bool:
         """Whether a refresh may follow the changes of the one source instead of computing everything."""
         return self.dialect == "lance" and self.kind in ("query", "chunker")
+
+    @property
+    def user_code(self) -> str:
+        """The identity of what a refresh runs beside SQL: the view's function, or Java that its query calls."""
+        if self.udtf is not None:
+            return hashlib.sha256(self.udtf.udtf.encode()).hexdigest()
+        if self.dialect != "lance" and _FOREIGN_CODE.search(self.query):
+            return hashlib.sha256(self.query.encode()).hexdigest()
+        return ""
 
     @property
     def source_ids(self) -> dict[str, list[str]]:

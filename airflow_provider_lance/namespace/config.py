@@ -31,6 +31,7 @@ from airflow_provider_lance.namespace.submission import LOCAL
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _DEPLOY_MODES = ("client", "cluster")
 _LAUNCHES = ("auto", "python", "spark-submit")
+_REUSES = ("sql", "function", "never")
 
 
 class ConfigError(ValueError):
@@ -39,7 +40,13 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a job runs, and how; one server runs at most ``max_drivers`` of its drivers at once."""
+    """Where a job runs, and how; one server runs at most ``max_drivers`` of its drivers at once.
+
+    ``standby`` drivers wait for a job. ``reuse`` says which jobs a driver may run after its first one: ``sql`` those
+    without a user's code, ``function`` also those of the same function and table, ``never`` none. A driver that waits
+    beyond ``standby`` ends after ``idle_seconds``, and any after ``max_jobs`` jobs or with more than
+    ``reuse_memory_bytes`` in use.
+    """
 
     master: str = DEFAULT_MASTER
     deploy_mode: str = "client"
@@ -51,6 +58,11 @@ class Cluster:
     launch: str = "auto"
     max_drivers: int = 2
     driver_rows: int | None = None  # None: what the engine thinks right
+    standby: int = 0
+    reuse: str = "sql"
+    idle_seconds: float = 600.0
+    max_jobs: int = 100
+    reuse_memory_bytes: int = 4 << 30
 
     def check(self) -> None:
         if not self.master:
@@ -68,6 +80,26 @@ class Cluster:
             raise ConfigError("`max_drivers` must be at least 1.")
         if self.driver_rows is not None and self.driver_rows < 0:
             raise ConfigError("`driver_rows` must be 0 or more.")
+        self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        if self.reuse not in _REUSES:
+            raise ConfigError(f"`reuse` is {self.reuse!r}; it can be sql, function or never.")
+        if self.standby < 0:
+            raise ConfigError("`standby` must be 0 or more.")
+        if self.standby and not self.starts_python:
+            raise ConfigError(
+                "`standby` needs drivers that start as Python: a local or standalone master, deploy_mode client, and "
+                "neither `spark_submit` nor launch = 'spark-submit'."
+            )
+        for name in ("idle_seconds", "max_jobs", "reuse_memory_bytes"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"`{name}` must be above 0.")
+
+    @property
+    def keeps_drivers(self) -> bool:
+        """Whether a driver may wait for a job, before its first one or after it."""
+        return self.starts_python and (self.standby > 0 or self.reuse != "never")
 
     @property
     def driver_is_child(self) -> bool:
@@ -161,6 +193,15 @@ class ServerConfig:
             known = _names(tuple(self.environments)) if self.environments else "none"
             raise ConfigError(f"There is no environment {name!r}; this server knows {known}.")
         return self.environments[name]
+
+    def with_standby(self, drivers: int) -> ServerConfig:
+        """The same configuration with so many waiting drivers of the cluster ``local``."""
+        local = dataclasses.replace(self.cluster(LOCAL), standby=drivers)
+        try:
+            local.check()
+        except ConfigError as error:
+            raise ConfigError(f"[clusters.{LOCAL}] {error}") from None
+        return dataclasses.replace(self, clusters={**self.clusters, LOCAL: local})
 
     @property
     def cluster_names(self) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ class JobSubmission:
     ``locks`` name what the job writes, for example ``"a$t|main|embedding"`` or ``"view|a$v"``; at most one live job
     holds each. ``cluster`` and ``environment`` name entries of the server's configuration. ``waiter_seconds`` is how
     long the job may go on after its submitter last asked for it; 0 means for ever. ``requester`` is shown and never
-    compared: two tasks that ask for the same make equal requests.
+    compared: two tasks that ask for the same make equal requests. ``user_code`` identifies the code of a user that the
+    job runs; it is "" for a job that runs none, and None where that is not known.
     """
 
     spec: JobSpec
@@ -44,6 +45,7 @@ class JobSubmission:
     idempotency_key: str | None = None
     waiter_seconds: int = 0
     requester: Requester | None = None
+    user_code: str | None = None
 
     @property
     def table_name(self) -> str:

@@ -21,7 +21,8 @@ from typing import Any
 from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.engine.job.claim import HeartbeatReporter, claim_job, read_launch_token
-from airflow_provider_lance.engine.main import _parser, _settings
+from airflow_provider_lance.engine.main import _parser
+from airflow_provider_lance.engine.run_job import settings_of
 
 RESULT = {"rows_assigned": 5, "rows_failed": 0, "rows_remaining": 0, "source_version": 1, "published_version": 2}
 
@@ -78,7 +79,7 @@ def main() -> int:
     token_file = environment.get("LANCE_JOB_TOKEN_FILE")
     secrets = read_launch_token(environment)
     client: Any
-    with LanceClient(_settings(arguments.namespace, secrets)) as client:
+    with LanceClient(settings_of(arguments.namespace, secrets)) as client:
         claim = claim_job(client, arguments.job_id, arguments.attempt, secrets["launch_token"])
         if found.get("--deploy-mode") != "cluster":
             print("INFO airflow_provider_lance.engine.spark.session: Spark UI: http://10.1.2.3:4040", flush=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -39,6 +40,8 @@ class ServerProcess:
     host: str = "127.0.0.1"
     base_path: str = ""
     airflow_url: str = ""
+    cluster: Mapping[str, object] | None = None  # real drivers on a cluster with these entries, not the fake one
+    dies: str = ""  # where the server kills itself: see ``main``
     process: subprocess.Popen[str] | None = None
     url: str = ""
 
@@ -53,10 +56,12 @@ class ServerProcess:
         config = self.directory / "config.toml"
         env = {"FAKE_DRIVER_TRACE": str(self.trace), **self.driver_env}
         lines = [f"{name} = {json.dumps(value)}" for name, value in env.items()]
-        driver = Path(__file__).with_name("fake_driver.py")
+        driver = {"spark_submit": str(Path(__file__).with_name("fake_driver.py"))}
+        entries = {"max_drivers": self.max_drivers, **(driver if self.cluster is None else self.cluster)}
         config.write_text(
-            f"[clusters.local]\nspark_submit = {json.dumps(str(driver))}\nmax_drivers = {self.max_drivers}\n"
-            f"env = {{ {', '.join(lines)} }}\n[limits]\n"
+            "[clusters.local]\n"
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries.items())
+            + f"env = {{ {', '.join(lines)} }}\n[limits]\n"
             + "".join(f"{name} = {value}\n" for name, value in self.limits.items())
             + f"[airflow]\nurl = {json.dumps(self.airflow_url)}\n"
         )
@@ -70,6 +75,7 @@ class ServerProcess:
             "keys": str(self.keys) if self.keys else None,
             "base_path": self.base_path,
             "timings": asdict(self.timings),
+            "dies": self.dies,
         }
         with (self.directory / "server.log").open("a") as log:
             self.process = subprocess.Popen(
@@ -128,6 +134,22 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def die_at(point: str) -> None:
+    """Let this server kill itself when it hands a job over: ``before-sending`` or ``after-sending``."""
+    from airflow_provider_lance.namespace.jobs.driver_pool import DriverPool
+
+    assign = DriverPool.assign
+
+    def dying(self: DriverPool, *arguments: Any) -> bool:
+        if point == "after-sending":
+            assign(self, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    if point:
+        setattr(DriverPool, "assign", dying)  # noqa: B010
+
+
 def main() -> None:
     import logging
 
@@ -137,6 +159,7 @@ def main() -> None:
     for name in ("state", "config", "keys"):
         options[name] = Path(options[name]) if options[name] else None
     options["timings"] = Timings(**options["timings"])
+    die_at(options.pop("dies"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     serve(ServeOptions(**options), lambda url: print(f"ready {url}", flush=True))
 

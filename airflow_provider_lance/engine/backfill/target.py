@@ -69,6 +69,7 @@ def open_target(context: JobContext) -> BackfillTarget:
     versions = TableVersions(TableRef(spec.location, request.branch, context.storage_options))
     dataset = versions.open(request.read_version)
     rule = request.check(dataset.schema, storage_version=dataset.data_storage_version)
+    context.runs(rule.user_code)
     target_ids = field_ids(dataset, rule.target_paths)
     return BackfillTarget(
         context=context,

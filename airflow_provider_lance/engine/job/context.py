@@ -94,7 +94,8 @@ class JobContext:
     """One running job.
 
     ``make_spark`` is called on first use, so that a job with nothing to do starts no Spark. So is ``connect``, which
-    returns a client of the namespace: its import takes a second, and few jobs commit through a namespace.
+    returns a client of the namespace: its import takes a second, and few jobs commit through a namespace. ``admit``
+    raises if this process must not run the code of a user, or none, whose identity it is given.
     """
 
     spec: JobSpec
@@ -105,6 +106,14 @@ class JobContext:
     job_id: str = "local"
     attempt: int = 1
     driver_rows: int = DRIVER_ROWS  # the most rows that the driver computes itself
+    admit: Callable[[str], None] | None = None
+    user_code: str = ""  # the identity of the user's function that the job runs
+
+    def runs(self, code: str) -> None:
+        """Say which function of a user the job runs, "" for none, before anything of it is loaded."""
+        self.user_code = f"{'$'.join(self.spec.table_id)}|{code}" if code else ""
+        if self.admit is not None:
+            self.admit(self.user_code)
 
     @cached_property
     def spark(self) -> SparkSession:

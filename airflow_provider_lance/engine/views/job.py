@@ -77,6 +77,7 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> Json
     context.reporter.check()
     only_planned = only_plans(context.spec.options)
     state = _state(view)
+    context.runs(state.definition.user_code)
     request = RefreshRequest.parse(state.definition, context.spec.request)
     finished: JsonObject | None = None
     if state.unfinished is not None and not only_planned:

@@ -30,13 +30,18 @@ class DriverLogs:
     @contextmanager
     def open(self, job_id: str, attempt: int) -> Iterator[int]:
         """A descriptor for the driver's output. The file is private, because tracebacks may quote data."""
-        path = self.path(job_id, attempt)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handle = os.open(self.create(job_id, attempt), os.O_WRONLY | os.O_APPEND)
         try:
             yield handle
         finally:
             os.close(handle)
+
+    def create(self, job_id: str, attempt: int) -> Path:
+        """The path of a log that exists and that only this user can read."""
+        path = self.path(job_id, attempt)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        return path
 
     def attempts(self, job_id: str) -> list[int]:
         try:
@@ -50,15 +55,19 @@ class DriverLogs:
         known = self.attempts(job_id)
         if not known or (attempt is not None and attempt not in known):
             return ""
-        with self.path(job_id, known[-1] if attempt is None else attempt).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most_bytes))
-            text = file.read(most_bytes).decode("utf-8", "replace")
-        return text if size <= most_bytes else text.partition("\n")[2]
+        return _tail(self.path(job_id, known[-1] if attempt is None else attempt), most_bytes)
 
     def last_lines(self, job_id: str, attempt: int, lines: int = 4) -> str:
         """The last lines that are not empty, for an error message."""
-        tail = [line.strip() for line in self.tail(job_id, attempt, 8192).splitlines() if line.strip()]
+        return self.last_lines_of(self.path(job_id, attempt), lines)
+
+    @staticmethod
+    def last_lines_of(path: Path, lines: int = 4) -> str:
+        """The last lines of any log that are not empty; "" if there is no such log."""
+        try:
+            tail = [line.strip() for line in _tail(path, 8192).splitlines() if line.strip()]
+        except OSError:
+            return ""
         return " | ".join(tail[-lines:])[-1000:]
 
     def bound(self, job_id: str, attempt: int) -> None:
@@ -81,3 +90,11 @@ class DriverLogs:
 
     def delete(self, job_id: str) -> None:
         shutil.rmtree(self.directory / job_id, ignore_errors=True)
+
+
+def _tail(path: Path, most_bytes: int) -> str:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most_bytes))
+        text = file.read(most_bytes).decode("utf-8", "replace")
+    return text if size <= most_bytes else text.partition("\n")[2]

@@ -92,7 +92,7 @@ class Executions:
     def waiting(self, clusters: Sequence[str], limit: int) -> list[JobRow]:
         """The jobs to be launched now, in the order of their submission."""
         query = (
-            select(jobs.c.job_id, jobs.c.attempt, jobs.c.cluster)
+            select(jobs)
             .where(
                 jobs.c.state.in_(LIVE),
                 jobs.c.stage == Stage.WAITING.value,
@@ -116,8 +116,19 @@ class Executions:
         with self.database.reading() as connection:
             return list(connection.execute(query))
 
-    def begin_launch(self, job_id: str, attempt: int, path: StartPath = StartPath.COLD) -> Launch | None:
-        """Begin the next attempt before its driver is started; None if another server has begun it."""
+    def begin_launch(
+        self,
+        job_id: str,
+        attempt: int,
+        path: StartPath = StartPath.COLD,
+        message: str = "Launching a driver",
+        reference: Mapping[str, object] | None = None,
+    ) -> Launch | None:
+        """Begin the next attempt before its driver is started; None if another server has begun it.
+
+        ``reference`` is that of a driver which waits. It is stored before the driver hears of the job, so that the next
+        server finds the driver of a server that died in between.
+        """
         token, now = secrets.token_urlsafe(32), now_ms()
         with self.database.writing() as connection:
             row = connection.execute(
@@ -134,7 +145,7 @@ class Executions:
                     stage=Stage.LAUNCHED.value,
                     launch_hash=hash_token(token),
                     launch_deadline_ms=now + int(self.timings.launch * 1000),
-                    launcher_ref=None,
+                    launcher_ref=None if reference is None else dict(reference),
                     server_id=self.server_id,
                     start_path=path.value,
                     launched_ms=now,
@@ -145,7 +156,7 @@ class Executions:
             ).one_or_none()
             if row is None:
                 return None
-            add_event(connection, job_id, JobState.QUEUED if attempt == 0 else JobState.RUNNING, "Launching a driver")
+            add_event(connection, job_id, JobState.QUEUED if attempt == 0 else JobState.RUNNING, message)
         return Launch(job_id, attempt + 1, token, row.cluster, row.environment, row.job_type, row.table_name)
 
     def started(self, launch: Launch, reference: Mapping[str, object]) -> None:

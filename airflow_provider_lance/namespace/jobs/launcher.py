@@ -7,12 +7,15 @@ and the command line has only the names of these files.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import subprocess
+import sys
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from airflow_provider_lance.api.job_states import TOKEN_FILE_VARIABLE, JobType
@@ -28,12 +31,29 @@ from airflow_provider_lance.engine.spark.submit_command import (
 from airflow_provider_lance.namespace.config import Cluster, JobEnvironment, ServerConfig
 from airflow_provider_lance.namespace.jobs.driver_logs import DriverLogs
 from airflow_provider_lance.namespace.jobs.executions import Launch, claim_token_of
+from airflow_provider_lance.system.channels import Channel
 from airflow_provider_lance.system.private_files import write_private
-from airflow_provider_lance.system.process_groups import ProcessGroup, environment_without_secrets, find_group
+from airflow_provider_lance.system.process_groups import (
+    ProcessGroup,
+    environment_without_secrets,
+    find_group,
+    host_name,
+)
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DRIVER_VARIABLES = ("spark.kubernetes.driverEnv.", "spark.yarn.appMasterEnv.")
 _PACKAGE = Path(__file__).resolve().parents[2]
+#: The log of a driver that has no job, in its folder.
+OWN_LOG = "driver.log"
+#: The variable that marks the processes of a driver which may wait; its value is the folder of that driver.
+DRIVER_FOLDER_VARIABLE = "LANCE_DRIVER_FOLDER"
+# What Spark remembers for its UI, which for a driver of many jobs must not grow with them.
+_UI_BOUNDS = {
+    "spark.ui.retainedJobs": "500",
+    "spark.ui.retainedStages": "500",
+    "spark.ui.retainedTasks": "10000",
+    "spark.sql.ui.retainedExecutions": "50",
+}
 
 
 class LaunchError(RuntimeError):
@@ -42,10 +62,15 @@ class LaunchError(RuntimeError):
 
 @dataclass
 class Driver:
-    """The process group of a driver. ``child`` is None if another server started it."""
+    """The process group of a driver. ``child`` is None if another server started it.
+
+    A driver that may run several jobs has a ``channel``, over which it gets them, and a ``folder`` of its own.
+    """
 
     group: ProcessGroup
     child: subprocess.Popen[bytes] | None = None
+    channel: Channel | None = None
+    folder: Path | None = None
 
     def exit_code(self) -> int | None:
         """The exit code of a driver whose processes have all ended, -1 if it is unknown; None while any is left."""
@@ -65,47 +90,86 @@ class Launcher:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.logs = DriverLogs(directory / "logs", config.limits.log_bytes)
         self._running = directory / "running"
+        self._drivers = directory / "drivers"
 
     def start(self, launch: Launch) -> Driver:
-        """Start a driver in a session, and so a process group, of its own."""
-        cluster = self.config.cluster(launch.cluster)
-        environment = self.config.environment(launch.environment)
-        folder = self._folder(launch.job_id, launch.attempt)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Start a driver for a job, in a session, and so a process group, of its own."""
+        cluster, environment = self.config.cluster(launch.cluster), self.config.environment(launch.environment)
+        files = self._folder(launch.job_id, launch.attempt)
+        files.mkdir(parents=True, exist_ok=True, mode=0o700)
         token = self._token(launch.job_id, launch.attempt)
-        # The driver also commits through the namespace with the claim that it will get, so it needs no API key.
-        claim = claim_token_of(launch.token, launch.job_id, launch.attempt)
-        write_private(token, json.dumps({"launch_token": launch.token, "bearer": claim}))
-        properties = folder / "spark.properties"
-        write_private(properties, _properties(self._conf(launch, cluster, environment, token)))
-        options = self._options(launch, cluster, environment, properties, token)
-        variables = self._variables(cluster, environment, token)
-        arguments = ["--job-id", launch.job_id, "--attempt", str(launch.attempt), "--namespace", self.namespace_url]
-        if cluster.driver_rows is not None:
-            arguments += ["--driver-rows", str(cluster.driver_rows)]
-        if cluster.starts_python:
-            command, more = python_command(arguments, options, {**cluster.conf, **environment.conf}, variables)
-            variables |= more
-        else:
-            command = [cluster.spark_submit or spark_submit_path(), *options, APPLICATION, *arguments]
+        write_private(token, json.dumps(self.secrets(launch)))
+        conf = {"spark.app.name": f"lance {launch.table_name} {launch.job_id}"[:200]}
+        if not cluster.driver_is_child:
+            # The driver runs on another machine. The token is sent there as a file of the application.
+            conf |= {prefix + TOKEN_FILE_VARIABLE: token.name for prefix in _DRIVER_VARIABLES}
+        folder = self._driver_folder() if cluster.keeps_drivers else files
+        data_in_jvm = launch.job_type == JobType.REFRESH.value
+        start = self._prepare(cluster, environment, folder, conf, data_in_jvm=data_in_jvm)
+        start.variables[TOKEN_FILE_VARIABLE] = str(token)
+        arguments = ["--job-id", launch.job_id, "--attempt", str(launch.attempt), *self._arguments(cluster)]
+        mark = self._mark(launch.job_id, launch.attempt)
+        with self.logs.open(launch.job_id, launch.attempt) as log:
+            if cluster.keeps_drivers:
+                return self._start_kept(start, arguments, log, mark)
+            if cluster.starts_python:
+                child = start.python(arguments, log)
+            else:
+                files_option = [] if cluster.driver_is_child else ["--files", str(token)]
+                submit = cluster.spark_submit or spark_submit_path()
+                child = start.spawn([submit, *start.options, *files_option, APPLICATION, *arguments], log)
+        return Driver(ProcessGroup.of(child.pid, mark), child)
+
+    def start_waiting(self, name: str) -> Driver:
+        """Start a driver of this cluster that waits for its first job and starts Spark meanwhile."""
+        cluster, folder = self.config.cluster(name), self._driver_folder()
+        start = self._prepare(cluster, JobEnvironment(), folder, {}, data_in_jvm=True)
+        log = os.open(folder / OWN_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            with self.logs.open(launch.job_id, launch.attempt) as log:
-                child = subprocess.Popen(  # noqa: S603 - the operator's own Python or spark-submit
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=variables,
-                    cwd=folder,
-                    start_new_session=True,
-                    close_fds=True,
-                )
-        except OSError as error:
-            raise LaunchError(
-                f"{command[0]} cannot be started: {error.strerror}. Set SPARK_HOME, put spark-submit on the PATH, or "
-                "`pip install 'airflow-provider-lance[spark]'`."
-            ) from None
-        return Driver(ProcessGroup.of(child.pid, self._mark(launch.job_id, launch.attempt)), child)
+            mark = f"{DRIVER_FOLDER_VARIABLE}={folder}"
+            return self._start_kept(start, ["--warm-up", *self._arguments(cluster)], log, mark)
+        finally:
+            os.close(log)
+
+    @staticmethod
+    def _start_kept(start: _Start, arguments: list[str], log: int, mark: str) -> Driver:
+        """Start a driver that may run several jobs, with a channel that nobody else inherits."""
+        channel, end = Channel.pair()
+        arguments = [*arguments, "--channel", str(end.fileno())]
+        if start.cluster.reuse == "function":
+            arguments.append("--same-function")
+        start.variables[DRIVER_FOLDER_VARIABLE] = str(start.folder)
+        with end:
+            try:
+                child = start.python(arguments, log, end.fileno())
+            except LaunchError:
+                channel.close()
+                shutil.rmtree(start.folder, ignore_errors=True)
+                raise
+        return Driver(ProcessGroup.of(child.pid, mark), child, channel, start.folder)
+
+    @staticmethod
+    def secrets(launch: Launch) -> dict[str, str]:
+        """What a driver needs to claim a job.
+
+        It also commits through the namespace with the claim that it will get, so it needs no API key.
+        """
+        claim = claim_token_of(launch.token, launch.job_id, launch.attempt)
+        return {"launch_token": launch.token, "bearer": claim}
+
+    def recipe(self, cluster_name: str, environment_name: str | None) -> str:
+        """A text that changes when a driver would be started otherwise, by its configuration or other packages."""
+        cluster, environment = self.config.cluster(cluster_name), self.config.environment(environment_name)
+        files = [*cluster.py_files, *cluster.archives, *environment.py_files, *environment.archives]
+        started_with = [
+            asdict(cluster),
+            asdict(environment),
+            self.namespace_url,
+            environment_without_secrets(),
+            _installed(),
+            [_changed(Path(file.partition("#")[0])) for file in files],
+        ]
+        return hashlib.sha256(json.dumps(started_with, sort_keys=True).encode()).hexdigest()
 
     def find(self, job_id: str, attempt: int) -> Driver | None:
         """A driver on this machine whose server died before it could store the driver's process group."""
@@ -118,11 +182,44 @@ class Launcher:
         if driver is not None and driver.child is not None:
             driver.child.poll()
         if gone:
-            folder = self._folder(job_id, attempt)
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # The folder may have files of other attempts.
-                folder.parent.rmdir()
+            self.delete_files(job_id, attempt)
+            self.delete_driver(driver)
         return gone
+
+    def end_waiting(self, driver: Driver) -> bool:
+        """Kill a driver that has no job and remove its files; True once none of its processes runs."""
+        gone = driver.exit_code() is not None or driver.group.kill()
+        if driver.child is not None:
+            driver.child.poll()
+        if gone:
+            self.delete_driver(driver)
+        return gone
+
+    def delete_files(self, job_id: str, attempt: int) -> None:
+        """Remove the private files of an attempt."""
+        folder = self._folder(job_id, attempt)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # The folder may have files of other attempts.
+            folder.parent.rmdir()
+
+    def delete_left_folders(self) -> None:
+        """Remove the folders of drivers of this machine that ended after their server did."""
+        for folder in self._drivers.glob(f"{host_name()}-*"):
+            if find_group(f"{DRIVER_FOLDER_VARIABLE}={folder}") is None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @staticmethod
+    def delete_driver(driver: Driver | None) -> None:
+        """Close the channel of a driver and remove its folder."""
+        if driver is not None and driver.channel is not None:
+            driver.channel.close()
+        if driver is not None and driver.folder is not None:
+            shutil.rmtree(driver.folder, ignore_errors=True)
+
+    def _driver_folder(self) -> Path:
+        folder = self._drivers / f"{host_name()}-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True, mode=0o700)
+        return folder
 
     def delete_logs(self, job_id: str) -> None:
         self.logs.delete(job_id)
@@ -136,49 +233,107 @@ class Launcher:
     def _folder(self, job_id: str, attempt: int) -> Path:
         return self._running / job_id / str(attempt)
 
-    def _options(
-        self, launch: Launch, cluster: Cluster, environment: JobEnvironment, properties: Path, token: Path
-    ) -> list[str]:
-        conf = {**cluster.conf, **environment.conf}
+    def _arguments(self, cluster: Cluster) -> list[str]:
+        rows = [] if cluster.driver_rows is None else ["--driver-rows", str(cluster.driver_rows)]
+        return ["--namespace", self.namespace_url, *rows]
+
+    def _prepare(
+        self,
+        cluster: Cluster,
+        environment: JobEnvironment,
+        folder: Path,
+        conf: Mapping[str, str],
+        *,
+        data_in_jvm: bool,
+    ) -> _Start:
+        """Write the Spark properties of a driver into its folder, and find its options and variables."""
+        properties = folder / "spark.properties"
+        write_private(properties, _properties(_conf(cluster, environment, conf)))
+        chosen = {**cluster.conf, **environment.conf}
         try:
             options = submit_options(
                 master=cluster.master,
                 deploy_mode=cluster.deploy_mode,
                 # submit_options puts the engine's own settings on the command line, where they would override the file.
-                conf={name: value for name, value in conf.items() if name in TUNED or name == _JAVA_OPTIONS},
+                conf={name: value for name, value in chosen.items() if name in TUNED or name == _JAVA_OPTIONS},
                 py_files=[*cluster.py_files, *environment.py_files],
                 archives=[*cluster.archives, *environment.archives],
                 image=environment.image,
-                data_in_jvm=launch.job_type == JobType.REFRESH.value,
+                data_in_jvm=data_in_jvm,
             )
         except JavaNotFoundError as error:
+            shutil.rmtree(folder, ignore_errors=True)
             raise LaunchError(str(error)) from None
-        files = [] if cluster.driver_is_child else ["--files", str(token)]
         # Without --load-spark-defaults a file of properties replaces the cluster's spark-defaults.conf.
-        return ["--properties-file", str(properties), "--load-spark-defaults", *files, *options]
+        options = ["--properties-file", str(properties), "--load-spark-defaults", *options]
+        return _Start(cluster, environment, folder, options, _variables(cluster, environment))
 
-    def _conf(self, launch: Launch, cluster: Cluster, environment: JobEnvironment, token: Path) -> dict[str, str]:
-        conf = {
-            "spark.app.name": f"lance {launch.table_name} {launch.job_id}"[:200],
-            **cluster.conf,
-            **environment.conf,
-        }
-        if not cluster.driver_is_child:
-            # The driver runs on another machine. The token is sent there as a file of the application.
-            for prefix in _DRIVER_VARIABLES:
-                conf[prefix + TOKEN_FILE_VARIABLE] = token.name
-        for name, value in environment.env.items():
-            for prefix in ("spark.executorEnv.", *_DRIVER_VARIABLES):
-                conf.setdefault(prefix + name, value)
-        return conf
 
-    def _variables(self, cluster: Cluster, environment: JobEnvironment, token: Path) -> dict[str, str]:
-        inherited = environment_without_secrets()
-        variables = {**inherited, **cluster.env, **environment.env, TOKEN_FILE_VARIABLE: str(token)}
-        # If the server runs from a source tree, its drivers must import that package and not an installed one.
-        paths = [str(_PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
-        variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        return variables | submit_environment(environ=variables) | loopback_environment(cluster.master, variables)
+@dataclass(frozen=True)
+class _Start:
+    """What a driver is started with: its working directory, the options of spark-submit and its variables."""
+
+    cluster: Cluster
+    environment: JobEnvironment
+    folder: Path
+    options: list[str]
+    variables: dict[str, str]
+
+    def python(self, arguments: list[str], log: int, *inherited: int) -> subprocess.Popen[bytes]:
+        """Start Python, which starts the JVM once a job needs it."""
+        conf = {**self.cluster.conf, **self.environment.conf}
+        command, more = python_command(arguments, self.options, conf, self.variables)
+        self.variables.update(more)
+        return self.spawn(command, log, *inherited)
+
+    def spawn(self, command: list[str], log: int, *inherited: int) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own that inherits nothing but its log and these descriptors."""
+        try:
+            return subprocess.Popen(  # noqa: S603 - the operator's own Python or spark-submit
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.variables,
+                cwd=self.folder,
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"{command[0]} cannot be started: {error.strerror}. Set SPARK_HOME, put spark-submit on the PATH, or "
+                "`pip install 'airflow-provider-lance[spark]'`."
+            ) from None
+
+
+def _conf(cluster: Cluster, environment: JobEnvironment, more: Mapping[str, str]) -> dict[str, str]:
+    bounds = _UI_BOUNDS if cluster.keeps_drivers else {}
+    conf = {**more, **bounds, **cluster.conf, **environment.conf}
+    for name, value in environment.env.items():
+        for prefix in ("spark.executorEnv.", *_DRIVER_VARIABLES):
+            conf.setdefault(prefix + name, value)
+    return conf
+
+
+def _variables(cluster: Cluster, environment: JobEnvironment) -> dict[str, str]:
+    variables = {**environment_without_secrets(), **cluster.env, **environment.env}
+    # If the server runs from a source tree, its drivers must import that package and not an installed one.
+    paths = [str(_PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    variables["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return variables | submit_environment(environ=variables) | loopback_environment(cluster.master, variables)
+
+
+def _installed() -> list[float]:
+    """The times at which a package was last installed, removed or upgraded, and this one was last changed."""
+    sites = [Path(path) for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    return [*map(_changed, sites), max(map(_changed, _PACKAGE.rglob("*.py")))]
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _properties(conf: Mapping[str, str]) -> str:

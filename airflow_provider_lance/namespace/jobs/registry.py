@@ -159,6 +159,7 @@ class Registry:
             "waiter_seconds": job.waiter_seconds,
             "waiter_until_ms": now + job.waiter_seconds * 1000 if job.waiter_seconds else None,
             "requester": job.requester.to_dict() if job.requester is not None else None,
+            "user_code": job.user_code,
         }
         with self.database.writing() as connection:
             connection.execute(insert(jobs).values(values))

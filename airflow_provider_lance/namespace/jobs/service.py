@@ -77,6 +77,7 @@ class JobsService:
         self.executions = Executions(database, uuid.uuid4().hex, timings)
         self.launcher = Launcher(self.config, directory, namespace_url)
         self.supervisor = Supervisor(self.registry, self.executions, self.launcher)
+        self.supervisor.pool.storage_options = lambda spec: self.vend(spec) if self.vend is not None else None
 
     def start(self) -> None:
         self.supervisor.start()

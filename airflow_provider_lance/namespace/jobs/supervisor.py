@@ -15,6 +15,7 @@ import time
 from airflow_provider_lance.api.job_states import EXTERNAL, LIVE_STATES, JobState
 from airflow_provider_lance.namespace.config import ConfigError
 from airflow_provider_lance.namespace.jobs.database import RegistryUnavailableError, jobs, now_ms
+from airflow_provider_lance.namespace.jobs.driver_pool import Choice, DriverPool, Needs
 from airflow_provider_lance.namespace.jobs.executions import Executions, Launch
 from airflow_provider_lance.namespace.jobs.launcher import Driver, Launcher, LaunchError
 from airflow_provider_lance.namespace.jobs.registry import JobRow, Registry, Stage
@@ -40,6 +41,7 @@ class Supervisor:
         self.executions = executions
         self.servers = Servers(executions.database, executions.server_id, executions.timings)
         self.launcher = launcher
+        self.pool = DriverPool(launcher, self.wake)
         self._drivers: dict[tuple[str, int], Driver] = {}
         self._started_ms = now_ms()
         self._wake = threading.Event()
@@ -53,23 +55,25 @@ class Supervisor:
         me = ProcessGroup.of(os.getpid())
         self._started_ms = now_ms()
         self.servers.register(host_name(), me.to_dict(), self.launcher.namespace_url)
+        self.launcher.delete_left_folders()
         self._thread.start()
 
     def wake(self) -> None:
         self._wake.set()
 
     def stop(self) -> None:
-        """Stop the thread. Drivers go on, and the next server on this registry takes them over."""
+        """Stop the thread. Drivers with a job go on, and the next server on this registry takes them over."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
+            self.pool.close()
             with contextlib.suppress(RegistryUnavailableError):  # The lease of this server ends by itself.
                 self.servers.stop()
 
     @property
     def drivers(self) -> int:
-        """How many driver processes this server has started or taken over."""
+        """How many drivers this server has started or taken over, without those that wait for a job."""
         return len(self._drivers)
 
     @property
@@ -98,6 +102,7 @@ class Supervisor:
         self._kill_cancelled()
         self._end_overdue()
         self._launch_waiting()
+        self.pool.round()
         self._delete_old_jobs()
         self.last_round = time.monotonic()
 
@@ -119,16 +124,39 @@ class Supervisor:
             rows = self.executions.waiting(open_clusters, limit=sum(free[name] for name in open_clusters))
             if not rows:
                 return
+            launched = False
             for row in rows:
-                if free[row.cluster] > 0 and not self._stop.is_set():
-                    launch = self.executions.begin_launch(row.job_id, row.attempt)
-                    if launch is not None:
-                        self._start(launch)
-                        free[row.cluster] -= 1
-            if self._stop.is_set():
+                if free[row.cluster] > 0 and not self._stop.is_set() and self._launch(row):
+                    free[row.cluster] -= 1
+                    launched = True
+            if self._stop.is_set() or not launched:
                 return
 
-    def _start(self, launch: Launch) -> None:
+    def _launch(self, row: JobRow) -> bool:
+        """Give a job to a driver that waits, or start one; False if another server has the job, or a driver is late."""
+        try:
+            needs = self.pool.needs_of(row)
+            choice = self.pool.choose(row, needs)
+        except ConfigError:  # The environment is no longer configured, which the start below says.
+            needs, choice = Needs(row.cluster, row.environment, None, ""), Choice()
+        if choice.soon:
+            return False
+        reference = None if choice.kept is None else choice.kept.driver.group.to_dict()
+        launch = self.executions.begin_launch(row.job_id, row.attempt, choice.path, choice.message, reference)
+        if launch is None:
+            return False
+        if choice.kept is None:
+            self._start(launch, needs)
+            return True
+        self._drivers[launch.job_id, launch.attempt] = choice.kept.driver
+        if self.pool.assign(choice.kept, launch, needs):
+            log.info("Job %s has driver %d, which was waiting", launch.job_id, choice.kept.driver.group.pid)
+        else:
+            self._end_driver((launch.job_id, launch.attempt), choice.kept.driver)
+            self._not_launched(launch, "The driver that was waiting is gone.", final=False)
+        return True
+
+    def _start(self, launch: Launch, needs: Needs) -> None:
         try:
             driver = self.launcher.start(launch)
         except (LaunchError, ConfigError) as error:
@@ -139,6 +167,7 @@ class Supervisor:
             self._not_launched(launch, f"The driver cannot be started: {error or type(error).__name__}.", final=False)
             return
         self._drivers[launch.job_id, launch.attempt] = driver
+        self.pool.started(driver, launch, needs)
         self.executions.started(launch, driver.group.to_dict())
         log.info("Launched attempt %d of job %s (process %d)", launch.attempt, launch.job_id, driver.group.pid)
 
@@ -169,6 +198,10 @@ class Supervisor:
         """End a driver whose attempt is over. The driver of a job that another server took over is left alone."""
         job_id, attempt = key
         row = self.registry.get(job_id)
+        if code is None and self._is_over(key, row) and self.pool.take_back(key, row, self.executions.server_id):
+            self._drivers.pop(key)
+            self.launcher.delete_files(job_id, attempt)
+            return
         if row is not None and row.attempt == attempt and JobState(row.state) in LIVE_STATES and code is None:
             if row.server_id is None:  # The job waits for its next attempt.
                 self._end_driver(key, driver)
@@ -177,6 +210,10 @@ class Supervisor:
         if code is None and reported_ms is not None and now_ms() - reported_ms < _CLOSING_MS:
             return
         self._end_driver(key, driver)
+
+    @staticmethod
+    def _is_over(key: tuple[str, int], row: JobRow | None) -> bool:
+        return row is None or row.attempt != key[1] or JobState(row.state) not in LIVE_STATES
 
     def _kill_cancelled(self) -> None:
         for row in self.executions.cancelling():
@@ -191,6 +228,8 @@ class Supervisor:
                 continue  # The server that launched it decides, or the one that takes over from it.
             key = (row.job_id, row.attempt)
             driver = self._drivers.get(key) or _known_driver(row)
+            if driver is not None and self._has_another_job(key, driver):
+                driver = None
             gone = driver is not None and driver.group.here and self._end_driver(key, driver)
             if driver is not None and driver.group.here and not gone:
                 log.warning("The driver of job %s cannot be killed; its claim is withdrawn all the same", row.job_id)
@@ -247,10 +286,16 @@ class Supervisor:
             if self.executions.driver_died(fresh, message) or not gone:
                 return
 
+    def _has_another_job(self, key: tuple[str, int], driver: Driver) -> bool:
+        """Whether a driver that was chosen for a job and never heard of it has got another one since."""
+        others = [other.group.pid for at, other in self._drivers.items() if at != key]
+        return key not in self._drivers and driver.group.pid in others
+
     def _end_driver(self, key: tuple[str, int], driver: Driver) -> bool:
         gone = self.launcher.end(*key, driver)
         if gone:
             self._drivers.pop(key, None)
+            self.pool.forget(driver)
         return gone
 
     def _driver_is_child(self, row: JobRow) -> bool:

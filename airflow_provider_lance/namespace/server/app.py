@@ -293,7 +293,8 @@ class Server:
             counts = await self.ask_registry(self.jobs.registry.counts)
         except RegistryUnavailableError:
             counts = None
-        text = self.metrics.render(counts, self.jobs.supervisor.drivers)
+        supervisor = self.jobs.supervisor
+        text = self.metrics.render(counts, supervisor.drivers, supervisor.pool.waiting)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def answer_no_route(self, request: Request, error: Exception) -> Response:

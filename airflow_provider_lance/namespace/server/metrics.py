@@ -27,7 +27,7 @@ class Metrics:
             self._buckets[operation][place] += 1
             self._seconds[operation] += seconds
 
-    def render(self, jobs: Mapping[str, int] | None, drivers: int) -> str:
+    def render(self, jobs: Mapping[str, int] | None, drivers: int, waiting: int = 0) -> str:
         """The text of a scrape; ``jobs`` is None while the registry does not answer."""
         lines = ["# HELP lance_requests_total Requests answered.", "# TYPE lance_requests_total counter"]
         with self._lock:
@@ -56,6 +56,8 @@ class Metrics:
         lines += [f'lance_jobs{{state="{state}"}} {count}' for state, count in sorted((jobs or {}).items())]
         lines += ["# HELP lance_registry_up Whether the registry answered.", "# TYPE lance_registry_up gauge"]
         lines.append(f"lance_registry_up {int(jobs is not None)}")
-        lines += ["# HELP lance_drivers Driver processes of this server.", "# TYPE lance_drivers gauge"]
+        lines += ["# HELP lance_drivers Drivers of this server with a job.", "# TYPE lance_drivers gauge"]
         lines.append(f"lance_drivers {drivers}")
+        lines += ["# HELP lance_drivers_waiting Drivers that wait for a job.", "# TYPE lance_drivers_waiting gauge"]
+        lines.append(f"lance_drivers_waiting {waiting}")
         return "\n".join(lines) + "\n"

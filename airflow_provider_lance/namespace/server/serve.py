@@ -53,6 +53,7 @@ class ServeOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
     certificate: Path | None = None
     private_key: Path | None = None
+    standby: int | None = None
     timings: Timings | None = None
 
     @property
@@ -78,6 +79,8 @@ def serve(options: ServeOptions, ready: Callable[[str], None] | None = None) -> 
     from airflow_provider_lance.namespace.server.app import create_app
 
     config = ServerConfig.load(options.config)
+    if options.standby is not None:
+        config = config.with_standby(options.standby)
     options.state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     database = Database(options.registry_url)
     keys = Keys(database, options.keys)

@@ -171,6 +171,7 @@ class Columns:
             locks=tuple(f"{place.name}|{backfill.branch or 'main'}|{target}" for target in rule.targets),
             context=request.context,
             environment=backfill.manifest,
+            user_code=rule.user_code,
         )
 
     def _refuse_while_filled(self, table_id: list[str], columns: Mapping[str, object]) -> None:

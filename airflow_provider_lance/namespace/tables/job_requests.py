@@ -83,10 +83,12 @@ class JobRequests:
         context: Mapping[str, str] | None = None,
         tables: Mapping[str, str] | None = None,
         environment: str | None = None,
+        user_code: str | None = None,
     ) -> str:
         """Hand an accepted request to the jobs service; ``fields`` are those of :func:`job_fields`.
 
-        ``locks`` name what the job writes. A plan writes nothing, so it holds no lock and waits for none.
+        ``locks`` name what the job writes. A plan writes nothing, so it holds no lock and waits for none. ``user_code``
+        is what :class:`JobSubmission` has under that name.
         """
         options = job_options(context)
         spec = JobSpec(
@@ -107,6 +109,7 @@ class JobRequests:
                 idempotency_key=read_idempotency_key(context or {}),
                 waiter_seconds=read_lease_seconds(context or {}),
                 requester=read_requester(context or {}),
+                user_code=user_code,
             )
         )
 

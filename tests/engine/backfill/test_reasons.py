@@ -14,7 +14,7 @@ from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.engine.functions.user_traceback import user_traceback
 from airflow_provider_lance.engine.job.context import JobContext, JobError, SilentReporter
-from airflow_provider_lance.engine.main import execute
+from airflow_provider_lance.engine.run_job import execute
 from tests.engine.backfills import backfill, declare, declare_function, events, people
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from airflow_provider_lance.engine.job.claim import (
     read_launch_token,
 )
 from airflow_provider_lance.engine.job.context import JobCancelledError, JobError
-from airflow_provider_lance.engine.main import EXIT_CANCELLED, EXIT_FAILED, EXIT_LOST, main
+from airflow_provider_lance.engine.main import main
+from airflow_provider_lance.engine.run_job import EXIT_CANCELLED, EXIT_FAILED, EXIT_LOST
 from tests.engine.backfills import assert_filled, column, declare_function, people
 from tests.engine.job_server import JobServer
 

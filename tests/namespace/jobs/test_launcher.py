@@ -65,6 +65,13 @@ def test_a_file_is_read_with_its_variables(tmp_path: Path) -> None:
         ("[clusters.a]\nmax_drivers = 1.5", "whole number"),
         ("[clusters.a]\ndriver_rows = -1", "0 or more"),
         ("[clusters.a]\ndriver_rows = 0.5", "whole number"),
+        ("[clusters.a]\nreuse = 'always'", "sql, function or never"),
+        ("[clusters.a]\nstandby = -1", "0 or more"),
+        ("[clusters.a]\nstandby = 1\nmaster = 'yarn'", "needs drivers that start as Python"),
+        ("[clusters.a]\nstandby = 1\nlaunch = 'spark-submit'", "needs drivers that start as Python"),
+        ("[clusters.a]\nidle_seconds = 0", "`idle_seconds` must be above 0"),
+        ("[clusters.a]\nmax_jobs = 0", "`max_jobs` must be above 0"),
+        ("[clusters.a]\nreuse_memory_bytes = 0", "`reuse_memory_bytes` must be above 0"),
         ("[clusters.a]\npy_files = 'a.py'", "list of strings"),
         ("[clusters.a]\nconf = { a = [1] }", "strings, numbers or booleans"),
         ("[clusters.a]\nconf = { a = '${NOT_SET}' }", "NOT_SET, which is not set"),
@@ -137,7 +144,10 @@ def test_python_is_started_first_where_the_driver_runs_here(cluster: dict[str, s
     assert ServerConfig.from_dict({"clusters": {"a": cluster}}).cluster("a").starts_python is python
 
 
-def test_a_driver_that_starts_as_python_has_the_options_of_spark_submit_in_a_variable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reuse", ["never", "sql", "function"])
+def test_a_driver_that_starts_as_python_has_the_options_of_spark_submit_in_a_variable(
+    tmp_path: Path, reuse: str
+) -> None:
     recorder = tmp_path / "python"
     recorder.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {tmp_path}/command\nenv -0 > {tmp_path}/env\n")
     recorder.chmod(0o755)
@@ -146,6 +156,7 @@ def test_a_driver_that_starts_as_python_has_the_options_of_spark_submit_in_a_var
         "conf": {"spark.hidden": "a secret", "spark.task.maxFailures": "7"},
         "py_files": ["a file.py", "b.zip"],
         "driver_rows": 0,
+        "reuse": reuse,
         "env": {"PYSPARK_DRIVER_PYTHON": str(recorder)},
     }
     environment = {"archives": ["vision.tar.gz#it's"], "env": {"HF_HOME": "/models"}}
@@ -156,7 +167,9 @@ def test_a_driver_that_starts_as_python_has_the_options_of_spark_submit_in_a_var
     assert driver.child.wait() == 0
     command = (tmp_path / "command").read_text().splitlines()
     after = ["--job-id", "job-1", "--attempt", "2", "--namespace", "http://server:2333", "--driver-rows", "0"]
-    assert command == [APPLICATION, *after]
+    assert command[: 1 + len(after)] == [APPLICATION, *after]
+    kept = [argument for argument in command[1 + len(after) :] if not argument.isdigit()]  # without a descriptor
+    assert kept == {"never": [], "sql": ["--channel"], "function": ["--channel", "--same-function"]}[reuse]
     variables = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().split("\0") if line)
     *options, last = shlex.split(variables["PYSPARK_SUBMIT_ARGS"])
     assert last == "pyspark-shell"
@@ -171,7 +184,9 @@ def test_a_driver_that_starts_as_python_has_the_options_of_spark_submit_in_a_var
     assert variables["HF_HOME"] == "/models"
     assert Path(variables["LANCE_JOB_TOKEN_FILE"]).stat().st_mode & 0o077 == 0
     assert find_group(f"LANCE_JOB_TOKEN_FILE={variables['LANCE_JOB_TOKEN_FILE']}") is None  # it has ended
+    properties_folder = Path(options[options.index("--properties-file") + 1]).parent
     assert launcher.end("job-1", 2, driver)
+    assert not properties_folder.exists()
 
 
 def test_no_spark_submit_is_a_sentence(tmp_path: Path) -> None:
