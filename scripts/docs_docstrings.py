@@ -1,4 +1,4 @@
-"""A Griffe extension for the API reference: Sphinx roles and ``>>>`` examples of docstrings become Markdown."""
+"""A Griffe extension for the API reference: Sphinx roles, ``>>>`` examples and names of pages become Markdown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from griffe import Extension, Object
 
 _ROLE = re.compile(r":[a-z:]+:`~?(?:[\w.]+\.)?(\w+)`")
+_PAGE = re.compile(r"``docs/([\w/-]+)\.md``")
 _EXAMPLE = re.compile(r"(?:^(?:>>>|\.\.\.).*\n?)+", re.MULTILINE)
 
 
@@ -19,6 +20,7 @@ class MarkdownDocstrings(Extension):
 
 def to_markdown(text: str) -> str:
     text = _ROLE.sub(r"`\1`", text)
+    text = _PAGE.sub(r"[\1](../\1.md)", text)  # as seen from a page in docs/reference/
     return _EXAMPLE.sub(lambda found: f"```python\n{_code(found[0])}\n```\n", text)
 
 

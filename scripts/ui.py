@@ -96,7 +96,7 @@ def main() -> None:
         pages = f"{local.namespace_url}/ui"
         print(f"\n  Airflow     {url}   (no login: you are admin; this machine only)")
         print(f"  Lance jobs  {pages}")
-        print(f"  Tables      airflow-lance tables --url {local.namespace_url}")
+        print(f"  Tables      {local.bin('airflow-lance')} tables --url {local.namespace_url}")
         print(
             "\nThe connection lance_default is under Admin → Connections. "
             + (f"Your DAGs are those of {options.dags}." if options.dags else "Trigger lance_embed or lance_backfill.")

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 GUIDES = [DOCS / "loading.md", *sorted((DOCS / "guides").glob("*.md"))]
 _BLOCK = re.compile(r"^```(python|bash|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _DAG = re.compile(r"with DAG\(\s*\"(\w+)\"")

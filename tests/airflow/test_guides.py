@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from airflow_provider_lance.api.client import LanceClient
+from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.cli.main import main
+from scripts.samples import create_tables
 from tests.airflow.conftest import RunDag, connection
-from tests.airflow.guide import GUIDES, blocks, missing_lines
+from tests.airflow.guide import DOCS, GUIDES, ROOT, blocks, missing_lines
 from tests.airflow.real_server import KEY, RealServer, serve
 
 pytestmark = pytest.mark.timeout(600)
@@ -61,25 +65,59 @@ class Reader:
         return self.run_dag(bag.dags[dag_id], **options).state == "success"
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
-def test_a_guide_works_as_printed(
-    page: Path,
+@pytest.fixture
+def reader(
     server: RealServer,
     run_dag: RunDag,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> Iterator[Reader]:
+    """A person with a server and a connection to it."""
     monkeypatch.setenv("LANCE_URL", server.url)
     monkeypatch.setenv("LANCE_API_KEY", KEY)
-    reader, output, typed = Reader(tmp_path, run_dag, capfd), "", 0
     with connection("lance_default", server.connection):
-        for block in blocks(page):
-            if block.kind == "python":
-                reader.save(block.text, block.dag_id)
-            elif block.kind == "bash":
-                output = "".join(reader.type(command) for command in block.text.strip().splitlines())
-                typed += 1
-            else:
-                assert missing_lines(block.text, output) == [], output[-6000:]
+        yield Reader(tmp_path, run_dag, capfd)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
+def test_a_guide_works_as_printed(page: Path, reader: Reader) -> None:
+    output, typed = "", 0
+    for block in blocks(page):
+        if block.kind == "python":
+            reader.save(block.text, block.dag_id)
+        elif block.kind == "bash":
+            output = "".join(reader.type(command) for command in block.text.strip().splitlines())
+            typed += 1
+        else:
+            assert missing_lines(block.text, output) == [], output[-6000:]
     assert typed or page.stem == "loading"
+
+
+@pytest.mark.parametrize(
+    ("page", "dag_id", "column"),
+    [
+        (ROOT / "README.md", "nightly_features", "embedding"),
+        pytest.param(DOCS / "index.md", "count_words", "words", marks=pytest.mark.soak),
+    ],
+    ids=["readme", "front page"],
+)
+def test_the_dag_of_the_first_page_runs_as_printed(
+    page: Path, dag_id: str, column: str, reader: Reader, server: RealServer
+) -> None:
+    with LanceClient(Settings.from_connection(host=server.url, password=KEY)) as client:
+        create_tables(client, 1000)  # those of make ui
+    [block] = [block for block in blocks(page) if block.kind == "python"]
+    assert block.dag_id == dag_id
+    reader.save(block.text, dag_id)
+    assert f"articles.{column}: 1,000 rows computed" in reader.type(f"airflow dags test {dag_id}")
+    count = reader.type(f'airflow-lance query articles --where "{column} IS NOT NULL" --count')
+    assert count.strip() == "1000"
+
+
+def test_the_first_dag_prints_what_the_page_says(reader: Reader) -> None:
+    page = DOCS / "start.md"
+    [block] = [block for block in blocks(page) if block.kind == "python"]
+    reader.save(block.text, block.dag_id)
+    [printed] = re.findall(r"The last task prints `(.*?)`", page.read_text())
+    assert printed in reader.type(f"airflow dags test {block.dag_id}")

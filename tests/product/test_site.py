@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pytest
 
@@ -90,6 +92,36 @@ def test_the_diagram_of_a_jobs_life_has_every_state() -> None:
     assert shown == {state.value for state in JobState}
     assert {end for _, end in arrows} == shown
     assert {start for start, _ in arrows} == {"start"} | (shown - set(TERMINAL_STATES)), "a job that ended stays so"
+
+
+def test_every_link_leads_to_a_page_and_a_place_on_it(site: Path, html: dict[str, str]) -> None:
+    broken, checked = [], 0
+    for name, page in html.items():
+        for target in re.findall(r'<a\b[^>]*\bhref="([^"]+)"', page):
+            address, _, anchor = unescape(target).partition("#")
+            if "://" in address or address.startswith(("mailto:", "/")):
+                continue
+            path = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), address))[1:]
+            file = (site / path / "index.html") if (site / path).is_dir() else site / path
+            checked += 1
+            text = page if not address else file.read_text() if file.is_file() else ""
+            if not text or (anchor and f'id="{unquote(anchor)}"' not in text):
+                broken.append(f"{name}: {target}")
+    assert checked > 1000
+    assert not broken, "\n".join(broken)
+
+
+def test_guides_and_reference_lead_to_each_other(html: dict[str, str]) -> None:
+    for kind in ("operators", "sensors", "triggers"):
+        reference = html[f"reference/{kind}/"]
+        names = re.findall(rf'id="(airflow_provider_lance\.{kind}\.\w+\.Lance\w+)"', reference)
+        listed = [name for name in names if not name.endswith(("LanceJobOperator", "LanceBaseSensor"))]  # base classes
+        assert len(listed) > 2
+        for name in listed:
+            leading = [page for page, text in html.items() if f'href="../../reference/{kind}/#{name}"' in text]
+            own = [page for page in leading if page.startswith(f"{kind}/")]
+            assert own, f"no page leads to {name}"
+            assert any(f'href="../../{page}"' in reference for page in own), f"{name} does not lead to its page"
 
 
 def test_the_search_has_every_page_and_no_source_of_a_dag(site: Path, html: dict[str, str]) -> None:
