@@ -136,6 +136,8 @@ class Job:
     progress: Progress | None = None
     cancelling: bool = False
     requester: Requester | None = None
+    start_path: str = ""  # how its driver began: cold, standby or reused; empty where that is not known
+    claimed_ms: int | None = None
     page: str | None = None  # the path of the job's page below the server's address, if there is one
 
     @classmethod
@@ -156,6 +158,8 @@ class Job:
             progress=Progress.from_dict(progress) if isinstance(progress, Mapping) else None,
             cancelling=bool(body.get("cancel_requested")),
             requester=Requester.from_dict(body.get("requester")),
+            start_path=str(body.get("start_path") or ""),
+            claimed_ms=_whole(body.get("claimed_ms")) or None,
             page=page if isinstance(page := body.get("page"), str) else None,
         )
 
@@ -171,6 +175,13 @@ class Job:
         table_id = self.spec.get("table_id")
         table = join_id(table_id) if isinstance(table_id, list) else self.table or ""
         return f"{table}.{self.column}" if self.column else table
+
+    @property
+    def start_text(self) -> str:
+        """How the job's driver began, and how long the job waited for it: ``reused, after 0.1 s``."""
+        if not self.start_path or self.claimed_ms is None or self.created_ms is None:
+            return self.start_path
+        return f"{self.start_path}, after {max(0, self.claimed_ms - self.created_ms) / 1000:.1f} s"
 
     @property
     def failure_sentence(self) -> str:
@@ -238,7 +249,10 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is. Zero totals mean "not known yet"."""
+    """How far a job is. Zero totals mean "not known yet".
+
+    ``compute_seconds`` is the time since the first task was started: without planning and without starting Spark.
+    """
 
     phase: str = "starting"
     fragments_done: int = 0
@@ -249,6 +263,7 @@ class Progress:
     bytes_read: int = 0
     bytes_written: int = 0
     rows_per_second: float = 0.0
+    compute_seconds: float = 0.0
 
     def to_dict(self) -> JsonObject:
         return asdict(self)

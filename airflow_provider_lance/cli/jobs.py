@@ -140,6 +140,7 @@ def _print_job(job: Job, body: JsonObject, server: ServerConnection) -> None:
             ("finished", local_time(body.get("finished_ms"))),
             ("attempt", str(body.get("attempt") or "")),
             ("cluster", str(body.get("cluster") or "")),
+            ("driver", job.start_text),
             ("request", json.dumps(request, ensure_ascii=False) if request else ""),
             ("options", json.dumps(job.spec["options"]) if job.spec.get("options") else ""),
             ("page", f"{server.place}{job.page}" if job.page else ""),

@@ -72,6 +72,7 @@ def test_no_wait_prints_the_id_alone(run: Run, url: list[str]) -> None:
     assert answer.status == 0
     assert answer.out.startswith("articles.length: backfill_column DONE\n")
     assert "\noutcome    1,000 rows computed, version 2\n" in answer.out
+    assert re.search(r"\ndriver     cold, after \d+\.\d s\n", answer.out)
 
 
 def test_a_failed_job_says_the_same_on_its_page_in_the_log_and_here(

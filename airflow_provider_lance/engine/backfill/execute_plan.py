@@ -15,7 +15,7 @@ from airflow_provider_lance.engine.backfill.task import FillSettings, FlushPolic
 from airflow_provider_lance.engine.backfill.task_pool import DriverTaskPool, SparkTaskPool
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.engine.job.driver_work import fits_driver
-from airflow_provider_lance.engine.job.progress import ProgressMeter, TaskFigures
+from airflow_provider_lance.engine.job.progress import COMPUTE, ProgressMeter, TaskFigures
 from airflow_provider_lance.engine.spark.driver_wait import ExecutorWatch
 from airflow_provider_lance.engine.spark.session import default_parallelism
 from airflow_provider_lance.engine.spark.worker_errors import worker_death, worker_error
@@ -86,7 +86,7 @@ def execute_plan(
     published = totals.published
     # The meter also counts fragments that an earlier round computed and could not commit.
     failed_before = published.failed - meter.rows_failed
-    meter.phase("compute", fragments_total=published.fragments + plan.fragments, rows_total=published.rows + plan.rows)
+    meter.phase(COMPUTE, fragments_total=published.fragments + plan.fragments, rows_total=published.rows + plan.rows)
     publisher = _publisher(target, plan, published)
     this = _Round(target, plan, totals, meter, publisher, limit, failed_before)
     for filled in plan.ready:

@@ -23,6 +23,7 @@ from airflow_provider_lance.api.jobs import Progress
 from airflow_provider_lance.engine.job.context import Reporter
 
 INTERVAL_SECONDS = 1.0
+COMPUTE = "compute"  # the phase in which tasks run
 _RECEIVE_SECONDS = 0.25
 _RATE_WINDOW = 10  # seconds over which the reported speed is averaged
 
@@ -97,6 +98,7 @@ class ProgressMeter:
         self._finished = TaskFigures()
         self._base = Progress()
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW + 1)
+        self._computing_since: float | None = None
         self._stop = threading.Event()
         self._host = host
         self._socket: socket.socket | None = None
@@ -134,6 +136,11 @@ class ProgressMeter:
         """Set the current phase, and ``fragments_total`` and ``rows_total`` when they are known."""
         with self._lock:
             self._base = replace(self._base, phase=phase, **totals)
+            if phase == COMPUTE and self._computing_since is None:
+                # The speed is that of the computing, so the time until here does not count.
+                self._computing_since = time.monotonic()
+                self._samples.clear()
+                self._samples.append((self._computing_since, self._finished.rows))
         self._publish()
 
     def task_done(self, task: str, figures: TaskFigures) -> None:
@@ -171,6 +178,7 @@ class ProgressMeter:
                 bytes_read=total.bytes_read,
                 bytes_written=total.bytes_written,
                 rows_per_second=round(rate, 1),
+                compute_seconds=round(time.monotonic() - since, 3) if (since := self._computing_since) else 0.0,
             )
 
     def _run(self) -> None:

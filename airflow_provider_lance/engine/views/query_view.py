@@ -9,6 +9,8 @@ from airflow_provider_lance.definitions.view_binding import check_same_columns, 
 from airflow_provider_lance.definitions.view_definition import SOURCE_ROW_ID
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.engine.job.driver_work import fits_driver
+from airflow_provider_lance.engine.job.progress import COMPUTE
+from airflow_provider_lance.engine.spark.driver_wait import start_spark
 from airflow_provider_lance.engine.spark.session import default_parallelism
 from airflow_provider_lance.engine.views.delete_rows import delete_source_rows
 from airflow_provider_lance.engine.views.kinds import Computed, Refresh, ViewKind
@@ -122,18 +124,21 @@ class QueryView(ViewKind):
         """Cut ``rows`` source rows into tasks and run them: in the driver if they are few, otherwise on Spark."""
         refresh, request, dataset = self.refresh, self.refresh.request, self.refresh.source.dataset
         udtf = refresh.definition.udtf
-        refresh.meter.phase(
-            "compute",
-            rows_total=rows if udtf is None else 0,  # nobody knows how many rows a function makes of these
-            fragments_total=len(fragments or dataset.get_fragments()),
-        )
-        producer, size = self.producer(extra), request.source_task_size
-        if self.runs_in_driver and fits_driver(
+        in_driver = self.runs_in_driver and fits_driver(
             rows,
             fragments_of(dataset, fragments),
             driver_rows=refresh.context.driver_rows,
             concurrency=request.concurrency or request.intra_applier_concurrency,
-        ):
+        )
+        if not in_driver and not refresh.context.spark_started:
+            start_spark(refresh.context)
+        refresh.meter.phase(
+            COMPUTE,
+            rows_total=rows if udtf is None else 0,  # nobody knows how many rows a function makes of these
+            fragments_total=len(fragments or dataset.get_fragments()),
+        )
+        producer, size = self.producer(extra), request.source_task_size
+        if in_driver:
             tasks = plan_tasks(dataset, fragments, rows_per_task=size or rows, exact=bool(size), filter=extra)
             return run_in_driver(refresh.context, tasks, producer, refresh.target, refresh.meter)
         concurrency, threads = self.concurrency(), request.intra_applier_concurrency

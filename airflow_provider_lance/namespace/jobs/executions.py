@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_namespace.errors import InvalidInputError, PermissionDeniedError, TransactionNotFoundError
 from sqlalchemy import ColumnElement, Connection, and_, or_, select, update
@@ -50,11 +50,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Claim:
-    """A job that a driver owns until its lease ends."""
+    """A job that a driver owns until its lease ends; ``again`` tells that the driver had it already."""
 
     token: str
     lease_until_ms: int
     spec: JobSpec
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,10 @@ class Executions:
             claim_token_of(launch_token, job_id, attempt), self._lease_from(now_ms()), JobSpec.from_dict(row.spec)
         )
         with self.database.writing() as connection:
-            if self._claim_first(connection, row, claim, launch_token) or self._claim_again(connection, row, claim):
+            if self._claim_first(connection, row, claim, launch_token):
                 return claim
+            if self._claim_again(connection, row, claim):
+                return replace(claim, again=True)
         raise JobConflictError(
             f"Attempt {attempt} of job {job_id} is claimed by another driver, or the job has ended.", job_id
         )

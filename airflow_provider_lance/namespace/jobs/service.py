@@ -27,6 +27,7 @@ from airflow_provider_lance.api.client import validation_sentence
 from airflow_provider_lance.api.job_states import EXTERNAL, JobState, parse_state
 from airflow_provider_lance.api.jobs import JobSpec
 from airflow_provider_lance.namespace.config import ConfigError, ServerConfig
+from airflow_provider_lance.namespace.histogram import Histogram
 from airflow_provider_lance.namespace.jobs.database import Database, now_ms
 from airflow_provider_lance.namespace.jobs.events import event_stream
 from airflow_provider_lance.namespace.jobs.executions import Executions, claim_token_of, hash_token
@@ -41,6 +42,7 @@ Vend = Callable[[JobSpec], Mapping[str, str] | None]
 
 _JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,63}")
 _RENEW_STORAGE_MS = 5 * 60 * 1000
+_START_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _Model = TypeVar("_Model", bound=BaseModel)
 _JobRequest = (
     models.DescribeJobRequest
@@ -50,6 +52,12 @@ _JobRequest = (
     | models.ClaimJobRequest
     | models.ReportJobRequest
 )
+
+
+def start_seconds() -> Histogram:
+    """The metric of how long jobs waited for their drivers, by how these began."""
+    meaning = "Time from a job's submit until its driver claimed it."
+    return Histogram("lance_job_start_seconds", meaning, "path", _START_BUCKETS)
 
 
 class JobsService:
@@ -77,6 +85,7 @@ class JobsService:
         self.executions = Executions(database, uuid.uuid4().hex, timings)
         self.launcher = Launcher(self.config, directory, namespace_url)
         self.supervisor = Supervisor(self.registry, self.executions, self.launcher)
+        self.start_seconds = start_seconds()
         self.supervisor.pool.storage_options = lambda spec: self.vend(spec) if self.vend is not None else None
 
     def start(self) -> None:
@@ -169,8 +178,11 @@ class JobsService:
     # The executor protocol
 
     def claim_job(self, request: models.ClaimJobRequest) -> models.ClaimJobResponse:
-        job_id = self._row(request).job_id
+        row = self._row(request)
+        job_id = row.job_id
         claim = self.executions.claim(job_id, min(request.attempt, 2**31 - 1), request.launch_token)
+        if not claim.again and row.attempt == 1 and row.start_path is not None:
+            self.start_seconds.observe(row.start_path, max(0, now_ms() - row.created_ms) / 1000)
         options, expires_ms = self._storage_options(claim.spec)
         self.executions.set_storage_expiry(job_id, expires_ms)
         timings = self.executions.timings

@@ -295,6 +295,7 @@ class Server:
             counts = None
         supervisor = self.jobs.supervisor
         text = self.metrics.render(counts, supervisor.drivers, supervisor.pool.waiting)
+        text += "\n".join([*self.jobs.start_seconds.lines(), ""])
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def answer_no_route(self, request: Request, error: Exception) -> Response:

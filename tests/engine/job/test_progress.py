@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import time
 
+import pytest
+
 from airflow_provider_lance.api.jobs import Progress
 from airflow_provider_lance.engine.job.context import SilentReporter
 from airflow_provider_lance.engine.job.progress import ProgressMeter, ProgressSender, TaskFigures
@@ -29,6 +31,21 @@ def test_a_job_shorter_than_a_second_has_a_speed_too() -> None:
     last = reports.seen[-1]
     assert (last.rows_done, last.fragments_done, last.fraction) == (1000, 1, 1.0)
     assert last.rows_per_second > 1000, "a thousand rows in less than a second"
+
+
+def test_the_speed_is_that_of_the_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("airflow_provider_lance.engine.job.progress.time.monotonic", lambda: clock[0])
+    reports = Reports()
+    with ProgressMeter(reports, terminal=io.StringIO()) as meter:
+        meter.phase("plan")
+        clock[0] += 60  # planning, and the start of Spark
+        assert meter.current().compute_seconds == 0
+        meter.phase("compute", rows_total=1000, fragments_total=1)
+        clock[0] += 2
+        meter.task_done("0", TaskFigures(fragments=1, rows=1000))
+    last = reports.seen[-1]
+    assert (last.compute_seconds, last.rows_per_second) == (2, 500)
 
 
 def test_what_a_task_sends_is_replaced_by_what_it_did() -> None:

@@ -263,6 +263,17 @@ class TestSubmit:
 
 
 class TestClaimAndReport:
+    def test_the_wait_for_a_driver_is_measured_once_per_job(self, service: JobsService) -> None:
+        job_id = service.submit(submission())
+        request = {"job_id": job_id, "attempt": 1, "launch_token": launch(service, job_id).token}
+        assert "lance_job_start_seconds_count" not in "".join(service.start_seconds.lines())
+        for _ in range(2):
+            ask(service.claim_job, request)
+        assert 'lance_job_start_seconds_count{path="cold"} 1' in service.start_seconds.lines()
+        elsewhere = service.submit(submission("elsewhere", cluster="external"))
+        ask(service.claim_job, {"job_id": elsewhere, "attempt": 1, "launch_token": "the token of a driver"})
+        assert sum("_count{" in line for line in service.start_seconds.lines()) == 1, "we start no driver there"
+
     def test_the_same_claim_again_gets_the_same_answer(self, service: JobsService) -> None:
         job_id = service.submit(submission())
         started = launch(service, job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import subprocess
@@ -101,6 +102,7 @@ class TestInChromium:
         assert "A driver claimed attempt 1" in page
         assert "1,000,000" in page
         assert "fake driver of" in page
+        assert re.search(r"<dt>driver</dt><dd>cold, claimed after \d+\.\d s</dd>", page)
         assert f'<dt>task</dt><dd><a href="{TASK_PAGE}">fill[3]</a></dd><dt>run</dt><dd>manual__1+00:00</dd>' in page
         assert colours(screenshot(f"{server.url}/ui/jobs/{job_id}", tmp_path)) > 5
 

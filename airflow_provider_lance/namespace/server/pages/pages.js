@@ -43,7 +43,18 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 const when = (ms) => (ms ? new Date(ms).toLocaleString() : "");
 
 function took(job) {
-  const seconds = Math.max(0, ((job.finished_ms || Date.now()) - job.creation_ms) / 1000);
+  return duration(((job.finished_ms || Date.now()) - job.creation_ms) / 1000);
+}
+
+// How the job's driver began (cold, standby or reused) and how long the job waited for it.
+function started(job) {
+  if (!job.claimed_ms) return job.start_path;
+  const waited = `claimed after ${duration((job.claimed_ms - job.creation_ms) / 1000)}`;
+  return job.start_path ? `${job.start_path}, ${waited}` : waited;
+}
+
+function duration(exact) {
+  const seconds = Math.max(0, exact);
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
@@ -168,7 +179,7 @@ async function drawJob() {
   const facts = [
     ["job", job.job_id], ["type", job.job_type], ["cluster", job.cluster], ["attempt", job.attempt],
     ["DAG", asked.dag_id], ["task", job.requester && taskLink(asked, airflow, taskName(asked))], ["run", asked.run_id],
-    ["try", asked.try_number], ["submitted", when(job.creation_ms)], ["took", took(job)],
+    ["try", asked.try_number], ["submitted", when(job.creation_ms)], ["driver", started(job)], ["took", took(job)],
     ["rows", done.rows_total ? `${whole.format(done.rows_done)} of ${whole.format(done.rows_total)}` : done.rows_done && whole.format(done.rows_done)],
     ["fragments", done.fragments_total && `${whole.format(done.fragments_done)} of ${whole.format(done.fragments_total)}`],
     ["failed rows", failedWords(job)], ["first failed row", firstFailed(job)],
@@ -202,8 +213,8 @@ async function drawJob() {
 function average(job) {
   const rows = (job.progress || {}).rows_done;
   if (!rows || !job.finished_ms) return "Nothing measured yet.";
-  const seconds = Math.max(0.001, (job.finished_ms - job.creation_ms) / 1000);
-  return `${whole.format(rows)} rows in ${took(job)}, the wait for a driver included: ${short.format(rows / seconds)} rows/s`;
+  const seconds = Math.max(0.001, job.progress.compute_seconds || (job.finished_ms - (job.claimed_ms || job.creation_ms)) / 1000);
+  return `${whole.format(rows)} rows computed in ${duration(seconds)}: ${short.format(rows / seconds)} rows/s, without the wait for a driver`;
 }
 
 function chart(samples, job) {
