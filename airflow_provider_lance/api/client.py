@@ -138,6 +138,7 @@ class _Methods:
     ]()
     create_materialized_view = Method[spec.CreateMaterializedViewRequest, spec.CreateMaterializedViewResponse]()
     refresh_materialized_view = Method[_RefreshView, spec.RefreshMaterializedViewResponse]()
+    write_table = Method[models.WriteTableRequest, models.WriteTableResponse]()
     describe_materialized_view = Method[
         models.DescribeMaterializedViewRequest, models.DescribeMaterializedViewResponse
     ]()

@@ -62,6 +62,7 @@ class JobType(str, enum.Enum):
 
     BACKFILL = "backfill_column"
     REFRESH = "refresh_materialized_view"
+    WRITE = "write"
 
 
 class StartPath(str, enum.Enum):

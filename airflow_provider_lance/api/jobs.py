@@ -194,10 +194,13 @@ class Job:
 class JobSpec:
     """Everything that a driver needs to execute a job, except for credentials, which it gets when it claims the job.
 
-    ``request`` is the body of AlterTableBackfillColumns or RefreshMaterializedView as it was accepted, without ``id``,
-    ``identity`` and ``context``. ``options`` are the context entries about execution (``plan``, ``max_failed_rows``).
-    ``location`` is the storage URI of the table or view. ``managed`` says that commits must use the namespace's
-    CreateTableVersion. ``tables`` maps the joined ids of the tables that a query may read to their locations.
+    ``request`` is the body of AlterTableBackfillColumns, RefreshMaterializedView or WriteTable as it was accepted,
+    without ``id``, ``identity`` and ``context``. ``options`` are the context entries about execution (``plan``,
+    ``max_failed_rows``). ``location`` is the storage URI of the table or view. ``managed`` says that commits must use
+    the namespace's CreateTableVersion. ``tables`` maps the joined ids of the tables that a query may read to their
+    locations.
+    ``write_key`` is the key that the commit of a write carries, the job's id by default. A commit with this key is
+    looked for in the versions after ``write_after`` before anything is written.
     """
 
     job_type: str
@@ -207,6 +210,8 @@ class JobSpec:
     options: JsonObject = field(default_factory=dict)
     managed: bool = False
     tables: dict[str, str] = field(default_factory=dict)
+    write_key: str = ""
+    write_after: int = 0
 
     def to_dict(self) -> JsonObject:
         return asdict(self)
@@ -232,7 +237,8 @@ class JobSpec:
                 raise ValueError(f"A job spec has no field {name!r}; it has {', '.join(known)}.")
         types = [kind.value for kind in JobType]
         if document.get("job_type") not in types:
-            raise ValueError(f"The spec's job_type is {document.get('job_type')!r}; it must be {' or '.join(types)}.")
+            known_types = f"{', '.join(types[:-1])} or {types[-1]}"
+            raise ValueError(f"The spec's job_type is {document.get('job_type')!r}; it must be {known_types}.")
         location = document.get("location")
         if not isinstance(location, str) or not location.strip():
             raise ValueError(f"The spec's location is {location!r}; it must be the path or URI of the table or view.")

@@ -156,6 +156,30 @@ class RefreshMaterializedViewRequest(_Request):
     manifest: str | None = None
 
 
+class WriteTableRequest(_Request):
+    """Our own request to load files into a table, as a job."""
+
+    # Our server refuses unknown fields of the requests that do not allow them.
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    id: list[str] | None = None
+    path: str = Field(description="A file, a folder or a pattern that the job can read")
+    file_format: str | None = Field(
+        default=None, description="parquet, csv, json, arrow or lance; by the path's ending"
+    )
+    mode: str | None = Field(default=None, description="append, overwrite, upsert or create")
+    on: str | list[str] | None = Field(default=None, description="The key columns of an upsert")
+    replace_schema: StrictBool | None = None
+    branch: str | None = None
+    max_rows_per_file: StrictInt | None = None
+    concurrency: StrictInt | None = None
+    cluster: str | None = None
+
+
+class WriteTableResponse(_Response):
+    job_id: str | None = None
+
+
 class ViewRequest(_Request):
     """A request that creates or refreshes a view, in any dialect. Its fields are checked where views are defined."""
 

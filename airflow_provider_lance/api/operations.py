@@ -524,6 +524,16 @@ _ROWS = (
         submits_job=True,
         optional=True,
     ),
+    # A job of our own
+    Operation(
+        "WriteTable",
+        "/v1/table/{id}/write",
+        "Start loading files into a table",
+        statuses=(202, 200),
+        submits_job=True,
+        optional=True,
+        taken=ErrorCode.TABLE_ALREADY_EXISTS,
+    ),
     # Views, as LanceDB's client asks for them
     _read(
         "DescribeMaterializedView", "/v1/materialized_view/{id}/describe", "Describe a view's definition", optional=True

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_lance.engine",
-        description="Execute a Lance backfill or view refresh on Spark.",
+        description="Execute a Lance backfill, view refresh or write on Spark.",
         epilog="The launch token and credentials come from LANCE_JOB_TOKEN_FILE or the environment, never from here.",
     )
     parser.add_argument("--job-id", help="the job to claim")

@@ -141,6 +141,10 @@ def _dispatch(context: JobContext) -> Mapping[str, object]:
         from airflow_provider_lance.engine.views.job import run_refresh
 
         return run_refresh(context)
+    if context.spec.job_type == JobType.WRITE.value:
+        from airflow_provider_lance.engine.write.job import run_write
+
+        return run_write(context)
     raise JobError("validate", f"This engine does not know the job type {context.spec.job_type!r}")
 
 

@@ -63,6 +63,7 @@ class Cluster:
     idle_seconds: float = 600.0
     max_jobs: int = 100
     reuse_memory_bytes: int = 4 << 30
+    input_paths: tuple[str, ...] = ()  # folders that write jobs may read; empty: whatever the driver can read
 
     def check(self) -> None:
         if not self.master:
@@ -78,6 +79,9 @@ class Cluster:
             )
         if self.max_drivers < 1:
             raise ConfigError("`max_drivers` must be at least 1.")
+        for folder in self.input_paths:
+            if not folder.startswith("/") and "://" not in folder:
+                raise ConfigError(f"`input_paths` has {folder!r}; each must be an absolute path or a URI.")
         if self.driver_rows is not None and self.driver_rows < 0:
             raise ConfigError("`driver_rows` must be 0 or more.")
         self._check_waiting()

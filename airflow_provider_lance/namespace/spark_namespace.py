@@ -124,7 +124,7 @@ class SparkNamespace(LanceNamespace):
         self._job_requests = requests
         self._tables = Tables(self._catalog, requests.refuse_while_live)
         self._namespaces = Namespaces(self._catalog, requests.refuse_while_live)
-        self._rows = Rows(self._catalog)
+        self._rows = Rows(self._catalog, requests)
         self._queries = Queries(self._catalog)
         self._indices = Indices(self._catalog)
         self._versions = Versions(self._catalog)
@@ -160,6 +160,7 @@ class SparkNamespace(LanceNamespace):
     alter_table_drop_columns = _Handled(lambda self: self._columns.alter_table_drop_columns)
     get_table_stats = _pylance(LanceNamespace.get_table_stats)
     insert_into_table = _Handled(lambda self: self._rows.insert_into_table)
+    write_table = _Handled(lambda self: self._rows.write_table)
     merge_insert_into_table = _Handled(lambda self: self._rows.merge_insert_into_table)
     update_table = _Handled(lambda self: self._rows.update_table)
     delete_from_table = _Handled(lambda self: self._rows.delete_from_table)

@@ -107,6 +107,9 @@ class Jobs(Protocol):
     def check(self, cluster: str | None, environment: str | None) -> None:
         """Raise ``InvalidInputError`` unless both names are known; called before anything is written."""
 
+    def check_input(self, cluster: str | None, path: str) -> None:
+        """Raise ``InvalidInputError`` unless jobs of this cluster may read the path."""
+
     def submit(self, submission: JobSubmission) -> str:
         """The id of a new job, or of the live job with the same key; ``JobConflictError`` on a held lock."""
 

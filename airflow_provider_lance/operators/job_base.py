@@ -20,7 +20,6 @@ from airflow.providers.common.compat.sdk import (
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_states import TERMINAL_STATES, JobState
-from airflow_provider_lance.api.jobs import result_text
 from airflow_provider_lance.configuration import read_configuration
 from airflow_provider_lance.links.job import LanceJobLink
 from airflow_provider_lance.operators.base import LanceTableOperator
@@ -395,15 +394,13 @@ class LanceJobOperator(LanceTableOperator):
     def _succeed(self, context: Context, submitted: Submitted, result: JsonObject | None = None) -> JobResult:
         mark_concluded(context)
         warn_of_failed_rows(self.log, result)
-        if text := result_text(result):
-            self.log.info("%s: %s (job %s).", self.target(submitted.table_id), text, submitted.job_id)
+        if submitted.job_id:
+            self.log.info("%s", job_summary(self.target(submitted.table_id), submitted.job_id, result))
+        else:
+            self.log.info("%s: version %s, without a job.", self.target(submitted.table_id), submitted.version)
         if self.skip_if_unchanged and result is not None and self.did_nothing(result):
             raise AirflowSkipException(f"Job {submitted.job_id} found nothing to do: {result}")
         described = self.describe_result(submitted, JobState.DONE.value, result)
-        if submitted.job_id:
-            self.log.info("%s", job_summary(self.target(submitted.table_id), described))
-        else:
-            self.log.info("%s: version %s, without a job.", self.target(submitted.table_id), submitted.version)
         self.publish(
             context,
             submitted.table_id,

@@ -95,12 +95,13 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
     The guide is ``docs/operators/spark_submit.md``.
 
     :param job_id: The job's id, or the dict that a job operator returned. (templated)
-    :param operation: The operation to submit: ``alter_table_backfill_columns`` or ``refresh_materialized_view``.
+    :param operation: The operation to submit: ``alter_table_backfill_columns``, ``refresh_materialized_view`` or
+        ``write_table``.
     :param request: The operation's fields with its ``id``. A template renders to text, so numbers in it need a DAG with
         ``render_template_as_native_obj=True``. (templated)
-    :param spec: A job without a server, as a dict or as the path of a JSON file: ``{"job_type": "backfill_column" or
-        "refresh_materialized_view", "location": "s3://…/t.lance", "request": {…}}``, with ``table_id``, ``options`` and
-        ``tables`` where they are needed. (templated)
+    :param spec: A job without a server, as a dict or as the path of a JSON file: ``{"job_type": "backfill_column",
+        "refresh_materialized_view" or "write", "location": "s3://…/t.lance", "request": {…}}``, with ``table_id``,
+        ``options`` and ``tables`` where they are needed. (templated)
     :param storage_conn_id: The id of the connection whose extra holds the storage options of a spec. (templated)
     :param lance_conn_id: The id of the connection of the namespace that has the job. (templated)
     :param namespace_url: The address at which the driver reaches the namespace, if it is not the connection's.
@@ -175,7 +176,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
             self._conn_id
         )  # it raises for a missing connection, which SparkSubmitHook takes for YARN
         done = self._done = self._run_spec(context) if self.spec is not None else self._run_job(context)
-        self.log.info("%s", job_summary(join_id(done["table_id"]), done))
+        self.log.info("%s", job_summary(join_id(done["table_id"]), done["job_id"], done["result"]))
         from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 
         if is_mapped(context):

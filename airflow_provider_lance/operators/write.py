@@ -1,22 +1,28 @@
-"""``LanceWriteOperator``: load rows into a table, and ``write_rows`` for the same inside of a task of your own."""
+"""``LanceWriteOperator``: load rows into a table, and ``write_rows`` for the same inside of a task of your own.
+
+The worker writes the rows itself, or a job of the server does, on Spark.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Unpack, cast
 
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.ids import Identifier
-from airflow_provider_lance.operators.base import LanceTableOperator, table_facets
+from airflow_provider_lance.api.job_states import JobType
+from airflow_provider_lance.definitions.write_request import ROWS_PER_FILE, WriteMode, check_mode
+from airflow_provider_lance.operators.base import table_facets
+from airflow_provider_lance.operators.job_base import LanceJobOperator, Submitted
 from airflow_provider_lance.tasks.errors import log_failure, task_error
-from airflow_provider_lance.tasks.operator_arguments import TableArguments
+from airflow_provider_lance.tasks.operator_arguments import JobArguments
 from airflow_provider_lance.tasks.outlets import publish_change
 from airflow_provider_lance.tasks.rejoin import idempotency_key
-from airflow_provider_lance.tasks.table_writer import Mode, Way, WriteOrder, Written, write_table
-from airflow_provider_lance.tasks.templating import choice, none_if_blank, parse_literal
+from airflow_provider_lance.tasks.table_writer import Way, WriteOrder, Written, write_table
+from airflow_provider_lance.tasks.templating import as_integer, choice, none_if_blank, parse_literal
 
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
@@ -26,15 +32,17 @@ if TYPE_CHECKING:
     from airflow_provider_lance.hooks.lance import LanceNamespaceHook
     from airflow_provider_lance.storage.input_files import ObjectPath
     from airflow_provider_lance.tasks.errors import TaskLog
+    from airflow_provider_lance.tasks.job_outcome import JobResult
     from airflow_provider_lance.tasks.lineage import TaskLineage
 
 STATE_KEY = "lance_write"
 # Airflow 3.2 keeps no state from try to try: there a later try looks back this many versions for its own commit.
 _VERSIONS_LOOKED_AT = 1000
+_FIGURES = ("rows_inserted", "rows_updated", "rows_deleted", "created")
 _DONE = {"append": "appended", "overwrite": "written", "upsert": "upserted", "create": "written"}
 
 
-class LanceWriteOperator(LanceTableOperator):
+class LanceWriteOperator(LanceJobOperator):
     """Write rows into a table: append them, replace all rows, update and insert by key, or create the table.
 
     The guide is ``docs/operators/write.md``.
@@ -43,6 +51,9 @@ class LanceWriteOperator(LanceTableOperator):
     follow its changes. The rows go straight to the table's storage where the worker reaches it, and through the server
     otherwise. All of them become visible in one version. A task that is tried again finds what an earlier try of the
     same run committed and does not write it twice; a task that was cleared writes again.
+
+    With ``cluster`` a job of the server loads the files of ``path``, on Spark where they are large. The task waits for
+    it as every job operator does, with the arguments from ``wait_for_completion`` on.
 
     :param table_id: The table's identifier, as a list of strings or as one string with the connection's delimiter.
         (templated)
@@ -60,20 +71,45 @@ class LanceWriteOperator(LanceTableOperator):
     :param branch: The branch of the table that is written to; the main branch by default. (templated)
     :param max_rows_per_file: The most rows of one data file.
     :param way: ``auto`` chooses; ``storage`` and ``server`` insist on one way.
+    :param cluster: Load the files of ``path`` by a job on this cluster: a name from the server's configuration, or
+        ``external``. The driver and its Spark tasks read the files with their own credentials. (templated)
+    :param concurrency: How many Spark tasks of the job run at once. (templated)
+    :param wait_for_completion: Whether the task waits for the job's end. Otherwise it succeeds with the ``job_id``,
+        for a :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job has no lease.
+    :param deferrable: Whether the task waits in the triggerer instead of on a worker. The default is ``[operators]
+        default_deferrable`` of Airflow's configuration.
+    :param poll_interval: The seconds between two polls of the job. The default is ``[lance] poll_interval``.
+    :param timeout: How long the job may take, counted from its submission. The default is ``execution_timeout``. The
+        job is cancelled after that, and the task fails with a timeout, on a worker as well as deferred.
+    :param cancel_on_kill: Whether the job is cancelled when the task is killed, cleared or marked.
+    :param on_conflict: What happens if another job already replaces or upserts the rows of the table. ``fail`` fails
+        the task. ``join`` waits for that job and takes its result if its request is equal, and fails otherwise.
+        ``wait`` waits for its end, within ``timeout``, and then submits. That job is never cancelled.
+    :param lease_seconds: The seconds after which the server ends a job that nobody has asked about. The default is
+        ``[lance] job_lease_seconds``.
+    :param skip_if_unchanged: Whether the task ends as skipped when the job has written and removed no row.
+    :param request_context: More context entries of the request, which are sent as ``x-lance-ctx-<key>``. (templated)
     :param lance_conn_id: The id of the namespace's connection. (templated)
     :return: A dict with ``table_id``, ``version``, ``rows_inserted``, ``rows_updated``, ``rows_deleted`` and
-        ``created``.
+        ``created``; with ``cluster`` also with ``job_id``, ``job_type``, ``state`` and the job's ``result``.
     """
 
+    operation = "write_table"
+    job_type = JobType.WRITE.value
     template_fields: Sequence[str] = (
-        *LanceTableOperator.template_fields,
+        *LanceJobOperator.template_fields,
         "path",
         "data",
         "mode",
         "on",
         "branch",
+        "cluster",
+        "concurrency",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"data": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **LanceJobOperator.template_fields_renderers,
+        "data": "json",
+    }
 
     def __init__(
         self,
@@ -81,23 +117,26 @@ class LanceWriteOperator(LanceTableOperator):
         path: str | ObjectPath | None = None,
         data: object = None,
         file_format: str | None = None,
-        mode: Mode = "append",
+        mode: WriteMode = "append",
         on: str | Sequence[str] | None = None,
         replace_schema: bool = False,
         branch: str | None = None,
-        max_rows_per_file: int = 1024 * 1024,
+        max_rows_per_file: int = ROWS_PER_FILE,
         way: Way = "auto",
-        **kwargs: Unpack[TableArguments],
+        cluster: str | None = None,
+        concurrency: int | str | None = None,
+        **kwargs: Unpack[JobArguments],
     ) -> None:
         super().__init__(**kwargs)
         if (path is None) == (data is None):
             raise ValueError("Give exactly one of `path` and `data`.")
         choice("way", way, Way)
         if "{{" not in str(mode):
-            choice("mode", mode, Mode)
-            _check_key(mode, on)
-            if replace_schema and mode != "overwrite":
-                raise ValueError(f"`replace_schema` is for mode='overwrite', not for mode={mode!r}.")
+            check_mode(mode, on, replace_schema=replace_schema)
+        if cluster is not None:
+            _check_job(path, way)
+        elif concurrency is not None or not self.wait_for_completion:
+            raise ValueError("`concurrency` and `wait_for_completion=False` are for a job: give `cluster`, too.")
         self.path = path
         # Airflow calls a function in a template field with its context, so that functions are kept elsewhere.
         self.function = data if callable(data) and not hasattr(data, "resolve") else None
@@ -109,14 +148,42 @@ class LanceWriteOperator(LanceTableOperator):
         self.branch = branch
         self.max_rows_per_file = max_rows_per_file
         self.way = way
+        self.cluster = cluster
+        self.concurrency = concurrency
 
-    def execute(self, context: Context) -> JsonObject:
+    def execute(self, context: Context) -> JsonObject | JobResult:  # type: ignore[override] # without a job: no job's result
+        if none_if_blank(self.cluster) is not None:
+            return super().execute(context)
+        return self._write_here(context)
+
+    def request(self) -> dict[str, object]:
+        fields = {
+            "path": str(self.path),
+            "file_format": self.file_format,
+            "mode": self.mode,
+            "on": list(_names(self.on)) or None,
+            "replace_schema": self.replace_schema or None,
+            "branch": none_if_blank(self.branch),
+            "max_rows_per_file": self.max_rows_per_file,
+            "cluster": self.cluster,
+            "concurrency": as_integer("concurrency", self.concurrency),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def did_nothing(self, result: JsonObject) -> bool:
+        return result.get("rows_written") == 0 and not result.get("rows_deleted")
+
+    def describe_result(self, submitted: Submitted, state: str, result: JsonObject | None) -> JobResult:
+        figures = {name: (result or {}).get(name) for name in _FIGURES}
+        return cast("JobResult", {**figures, **super().describe_result(submitted, state, result)})
+
+    def _write_here(self, context: Context) -> JsonObject:
+        """Write the rows from this worker."""
         from airflow_provider_lance.tasks.row_source import RowSource
 
         table_id = self.parse_id(self.table_id)
         try:
-            choice("mode", self.mode, Mode)
-            _check_key(self.mode, self.on)
+            check_mode(self.mode, self.on, replace_schema=self.replace_schema)
             order = WriteOrder(
                 table_id=table_id,
                 rows=RowSource(self.function or parse_literal(self.data), self.path, self.file_format),
@@ -152,7 +219,7 @@ def write_rows(
     table_id: Identifier,
     data: object,
     *,
-    mode: Mode = "append",
+    mode: WriteMode = "append",
     on: str | Sequence[str] | None = None,
     replace_schema: bool = False,
     branch: str | None = None,
@@ -175,8 +242,7 @@ def write_rows(
     from airflow_provider_lance.hooks.table_use import TableUse
     from airflow_provider_lance.tasks.row_source import RowSource
 
-    choice("mode", mode, Mode)
-    _check_key(mode, on)
+    check_mode(mode, on, replace_schema=replace_schema)
     order = WriteOrder(
         namespace_hook.parse_id(table_id),
         RowSource(data),
@@ -256,11 +322,14 @@ def answer(order: WriteOrder, written: Written) -> JsonObject:
     }
 
 
-def _check_key(mode: str, on: str | Sequence[str] | None) -> None:
-    if mode == "upsert" and not on:
-        raise ValueError("mode='upsert' needs `on`: the column, or columns, by which rows are found.")
-    if mode != "upsert" and on:
-        raise ValueError(f"`on` is for mode='upsert', not for mode={mode!r}.")
+def _check_job(path: str | ObjectPath | None, way: str) -> None:
+    if not isinstance(path, str):
+        raise ValueError(
+            "`cluster` loads the files of a `path`, which is text: a job has neither the rows of this worker nor its "
+            "connections."
+        )
+    if way != "auto":
+        raise ValueError(f"`way` is for rows that the worker writes; with `cluster` it cannot be {way!r}.")
 
 
 def _names(on: str | Sequence[str] | None) -> tuple[str, ...]:

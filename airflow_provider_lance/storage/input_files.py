@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.dataset import FileFormat, FileSystemDataset
     from pyarrow.dataset import Fragment as FileFragment
-    from pyarrow.fs import FileSystem
+    from pyarrow.fs import FileInfo, FileSystem
 
 FORMATS = ("parquet", "csv", "json", "arrow", "feather", "lance")
 #: The characters that make a path a pattern.
@@ -56,7 +56,13 @@ class ObjectPath(Protocol):
 
 
 class Share(Protocol):
-    """A part of the input that one process reads. It can be pickled."""
+    """A part of the input that one process reads. It can be pickled.
+
+    ``name`` tells which rows it holds: it is the same for the same parts of files that were not changed.
+    """
+
+    @property
+    def name(self) -> str: ...
 
     def open(self) -> pa.RecordBatchReader: ...
 
@@ -125,7 +131,7 @@ class _FileInput:
 
     @property
     def bytes(self) -> int:
-        return sum(self._sizes())
+        return sum(info.size or 0 for info in self._infos())
 
     @property
     def rows(self) -> int | None:
@@ -137,16 +143,22 @@ class _FileInput:
         return _scan(self._dataset)
 
     def cut(self, count: int) -> list[Share]:
-        sizes = self._sizes()
-        most = max(1, math.ceil(sum(sizes) / max(1, count)))
+        files = self._infos()
+        most = max(1, math.ceil(sum(info.size or 0 for info in files) / max(1, count)))
         parts: list[_FilePart] = []
-        for fragment, size in zip(self._dataset.get_fragments(), sizes, strict=True):
-            parts.extend(_row_groups(fragment, size, most) if self._kind == "parquet" else [_FilePart(fragment, size)])
+        for fragment, info in zip(self._dataset.get_fragments(), files, strict=True):
+            whole = _FilePart(fragment, info.size or 0, f"{info.path} {info.size} {info.mtime_ns}")
+            parts.extend(_row_groups(whole, most) if self._kind == "parquet" else [whole])
         shares = contiguous_shares(parts, [part.bytes for part in parts], count)
-        return [_FileShare([part.fragment for part in share], self.schema, self._kind) for share in shares]
+        return [
+            _FileShare(
+                [part.fragment for part in share], self.schema, self._kind, "\n".join(part.name for part in share)
+            )
+            for share in shares
+        ]
 
-    def _sizes(self) -> list[int]:
-        return [info.size or 0 for info in self._file_system.get_file_info(self._dataset.files)]
+    def _infos(self) -> list[FileInfo]:
+        return list(self._file_system.get_file_info(self._dataset.files))
 
 
 @dataclass(frozen=True)
@@ -155,15 +167,17 @@ class _FilePart:
 
     fragment: FileFragment
     bytes: int
+    name: str
 
 
-def _row_groups(fragment: FileFragment, size: int, most: int) -> list[_FilePart]:
+def _row_groups(whole: _FilePart, most: int) -> list[_FilePart]:
     """A Parquet file in parts of about ``most`` bytes, which are whole row groups."""
     from pyarrow.dataset import ParquetFileFragment
 
+    fragment, size = whole.fragment, whole.bytes
     assert isinstance(fragment, ParquetFileFragment)
     if size <= most or fragment.num_row_groups < 2:
-        return [_FilePart(fragment, size)]
+        return [whole]
     groups = fragment.row_groups
     total = sum(group.total_byte_size for group in groups) or 1
     cut = contiguous_shares(groups, [group.total_byte_size for group in groups], math.ceil(size / most))
@@ -172,6 +186,7 @@ def _row_groups(fragment: FileFragment, size: int, most: int) -> list[_FilePart]
             # The stubs say that this gives a file format.
             cast("FileFragment", fragment.subset(row_group_ids=[group.id for group in part])),
             size * sum(group.total_byte_size for group in part) // total,
+            f"{whole.name} {[group.id for group in part]}",
         )
         for part in cut
     ]
@@ -184,6 +199,7 @@ class _FileShare:
     fragments: list[FileFragment]
     schema: pa.Schema
     kind: str
+    name: str
 
     def open(self) -> pa.RecordBatchReader:
         from pyarrow.dataset import FileSystemDataset
@@ -235,6 +251,10 @@ class _LanceShare:
     location: str
     version: int
     fragments: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.location} {self.version} {self.fragments}"
 
     def open(self) -> pa.RecordBatchReader:
         import lance

@@ -11,9 +11,10 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from airflow_provider_lance.definitions.write_request import ROWS_PER_FILE
 from airflow_provider_lance.storage.commits import CommitConflict, Committer
 from airflow_provider_lance.storage.history import read_transactions
 from airflow_provider_lance.storage.indices import has_current_indices
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import lance
     import pyarrow as pa
     from lance.fragment import FragmentMetadata
+
+    from airflow_provider_lance.storage.table import TableRef
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +48,71 @@ class WriteResult:
     repeated: bool = False
 
 
+def write_new_share(
+    reader: pa.RecordBatchReader, table: TableRef, schema: pa.Schema, max_rows_per_file: int
+) -> list[FragmentMetadata]:
+    """Write rows as fragments of a table that has no version yet; every share of its rows has the same schema."""
+    from lance.fragment import write_fragments
+
+    stream = RowStream(reader, schema)
+    with stream.own_errors():
+        found = write_fragments(
+            stream.reader,
+            table.location,
+            schema=schema,
+            mode="create",
+            max_rows_per_file=max_rows_per_file,
+            enable_stable_row_ids=True,
+            storage_options=table.storage_options or None,
+        )
+    assert isinstance(found, list)  # a transaction only where one is asked for
+    return found
+
+
+class RowWriter(Protocol):
+    """Rows that can be written as fragments of a table, again where a conflict repeats the write."""
+
+    def write(
+        self, dataset: lance.LanceDataset, mode: Literal["append", "overwrite"]
+    ) -> tuple[list[FragmentMetadata], pa.Schema]:
+        """Write all rows as fragments that belong to no version yet; returns them with the schema of the rows."""
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Rows to write. ``open`` gives a new reader of all of them each time, because a conflict repeats the write."""
+    """Rows that this process writes. ``open`` gives a new reader of all of them each time."""
 
     open: Callable[[], pa.RecordBatchReader]
-    max_rows_per_file: int = 1024 * 1024
+    max_rows_per_file: int = ROWS_PER_FILE
+
+    def write(
+        self, dataset: lance.LanceDataset, mode: Literal["append", "overwrite"]
+    ) -> tuple[list[FragmentMetadata], pa.Schema]:
+        return write_share(self.open(), dataset, mode, self.max_rows_per_file)
+
+
+def write_share(
+    reader: pa.RecordBatchReader,
+    dataset: lance.LanceDataset,
+    mode: Literal["append", "overwrite"],
+    max_rows_per_file: int,
+) -> tuple[list[FragmentMetadata], pa.Schema]:
+    """Write rows, all of a write or some, as fragments of a table that belong to no version yet."""
+    from lance.fragment import write_fragments
+
+    stream = RowStream(reader, dataset.schema if mode == "append" else None)
+    with stream.own_errors():
+        found = write_fragments(
+            stream.reader,
+            dataset,
+            schema=stream.schema,
+            mode=mode,
+            max_rows_per_file=max_rows_per_file,
+            data_storage_version=dataset.data_storage_version,
+            enable_stable_row_ids=bool(dataset.has_stable_row_ids),
+        )
+    assert isinstance(found, list)  # a transaction only where one is asked for
+    return found, stream.schema
 
 
 @dataclass(frozen=True)
@@ -85,19 +147,55 @@ def create_table(committer: Committer, rows: Rows, key: str) -> WriteResult:
     return WriteResult(int(dataset.version), int(dataset.count_rows()))
 
 
-def append_rows(committer: Committer, rows: Rows, key: str) -> WriteResult:
+def create_from_fragments(
+    committer: Committer, fragments: list[FragmentMetadata], schema: pa.Schema, key: str
+) -> WriteResult:
+    """Make fragments of :func:`write_new_share` the first version of a table; CommitConflict if it has one already."""
+    import lance
+
+    rows = _count(fragments)
+    transaction = lance.Transaction(
+        read_version=0,
+        operation=lance.LanceOperation.Overwrite(schema, fragments),
+        transaction_properties={WRITE_KEY: key, _FIGURES: json.dumps({"inserted": rows})},
+    )
+    try:
+        # With retries Lance commits a "create" that lost the race as an overwrite on top of the winner's version.
+        dataset = lance.LanceDataset.commit(
+            committer.table.location,
+            transaction,
+            enable_stable_row_ids=True,
+            max_retries=0,
+            storage_options=committer.table.storage_options or None,
+            namespace_client=committer.namespace if committer.managed else None,
+            table_id=list(committer.table_id) if committer.managed else None,
+            namespace_client_managed_versioning=committer.managed,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        try:
+            head = committer.table.open()
+        except (OSError, ValueError):
+            raise error from None
+        if found := find_write(head, key, 0):  # only the answer to the commit was lost
+            return replace(found, repeated=False)
+        _remove(committer, _files(fragments))
+        raise CommitConflict("Somebody else created the table first.") from error
+    return WriteResult(int(dataset.version), rows)
+
+
+def append_rows(committer: Committer, rows: RowWriter, key: str) -> WriteResult:
     """Add rows. Columns that they lack are null, and a column of a wider type takes a narrower one."""
 
     def stage(dataset: lance.LanceDataset) -> _Staged:
         from lance import LanceOperation
 
-        fragments, _ = _write_fragments(dataset, rows, "append")
+        fragments, _ = rows.write(dataset, "append")
         return _Staged(LanceOperation.Append(fragments), _count(fragments), files=_files(fragments))
 
     return _commit(committer, stage, key)
 
 
-def replace_rows(committer: Committer, rows: Rows, key: str) -> WriteResult:
+def replace_rows(committer: Committer, rows: RowWriter, key: str) -> WriteResult:
     """Remove every row that is there and add these, in one commit. Schema, rules and indices of the table stay.
 
     Rows that somebody else appends at the same time stay too.
@@ -106,7 +204,7 @@ def replace_rows(committer: Committer, rows: Rows, key: str) -> WriteResult:
     def stage(dataset: lance.LanceDataset) -> _Staged:
         from lance import LanceOperation
 
-        fragments, _ = _write_fragments(dataset, rows, "append")
+        fragments, _ = rows.write(dataset, "append")
         old = [fragment.fragment_id for fragment in dataset.get_fragments()]
         operation = LanceOperation.Update(removed_fragment_ids=old, updated_fragments=[], new_fragments=fragments)
         return _Staged(operation, _count(fragments), deleted=int(dataset.count_rows()), files=_files(fragments))
@@ -114,13 +212,13 @@ def replace_rows(committer: Committer, rows: Rows, key: str) -> WriteResult:
     return _commit(committer, stage, key)
 
 
-def replace_table(committer: Committer, rows: Rows, key: str) -> WriteResult:
+def replace_table(committer: Committer, rows: RowWriter, key: str) -> WriteResult:
     """Give the table the schema of these rows, and these rows only. Rules and indices of its columns are gone."""
 
     def stage(dataset: lance.LanceDataset) -> _Staged:
         from lance import LanceOperation
 
-        fragments, schema = _write_fragments(dataset, rows, "overwrite")
+        fragments, schema = rows.write(dataset, "overwrite")
         operation = LanceOperation.Overwrite(schema, fragments)
         return _Staged(operation, _count(fragments), deleted=int(dataset.count_rows()), files=_files(fragments))
 
@@ -183,26 +281,6 @@ def _commit(committer: Committer, stage: Callable[[lance.LanceDataset], _Staged]
             continue
         return WriteResult(version, staged.inserted, staged.updated, staged.deleted)
     raise AssertionError("unreachable")
-
-
-def _write_fragments(
-    dataset: lance.LanceDataset, rows: Rows, mode: Literal["append", "overwrite"]
-) -> tuple[list[FragmentMetadata], pa.Schema]:
-    from lance.fragment import write_fragments
-
-    stream = RowStream(rows.open(), dataset.schema if mode == "append" else None)
-    with stream.own_errors():
-        found = write_fragments(
-            stream.reader,
-            dataset,
-            schema=stream.schema,
-            mode=mode,
-            max_rows_per_file=rows.max_rows_per_file,
-            data_storage_version=dataset.data_storage_version,
-            enable_stable_row_ids=bool(dataset.has_stable_row_ids),
-        )
-    assert isinstance(found, list)  # a transaction only where one is asked for
-    return found, stream.schema
 
 
 def _count(fragments: Iterable[FragmentMetadata]) -> int:

@@ -21,6 +21,10 @@ _NO_RULES = (
     "This namespace has no computed or virtual columns; they need a server such as `airflow-lance serve`.",
     "`expressions` work everywhere: their values are written at once.",
 )
+_NO_WRITES = (
+    "This namespace does not load files itself; `cluster` needs a server that does, such as `airflow-lance serve`.",
+    "Without `cluster` the worker writes the rows, into a table of any namespace.",
+)
 # pylance ignores request fields that it does not know. It then answers with these words, and with a code and a status
 # that tell of something else.
 _IGNORED_FIELDS = {
@@ -82,4 +86,6 @@ def _missing_feature(error: WireError) -> tuple[str, ...]:
     if error.code != ErrorCode.UNSUPPORTED or row is None or not row.about_jobs:
         return ()
     phrases = (f"{row.name} not implemented", f"has no {row.name}", "has no jobs")
-    return _NO_JOBS if error.route_missing or any(phrase in error.reason for phrase in phrases) else ()
+    if not error.route_missing and not any(phrase in error.reason for phrase in phrases):
+        return ()
+    return _NO_WRITES if row.name == "write_table" else _NO_JOBS

@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 
 from airflow_provider_lance.api.credentials import without_credentials
 from airflow_provider_lance.api.job_states import JobState
-from airflow_provider_lance.api.jobs import failure_sentence
+from airflow_provider_lance.api.jobs import failure_sentence, result_text
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
@@ -103,21 +103,11 @@ def written_rows(result: JsonObject | None) -> int | None:
     return next((result[key] for key in ("rows_assigned", "rows_written") if key in result), None) if result else None
 
 
-def job_summary(target: str, done: JobResult) -> str:
-    """One line of what a job did, such as ``articles.n: 20,000 rows computed as version 7 in 1.2 s (job 5f…).``"""
-    result = done["result"] or {}
-    rows, version, seconds = written_rows(result), done["version"], result.get("seconds")
-    if isinstance(result.get("plan"), dict):
-        what = "only planned"
-    elif str(result.get("mode", "")).lower() == "no_op" or (rows == 0 and not result.get("rows_deleted")):
-        what = "nothing to do"
-    else:
-        what = f"{rows:,} rows {'computed' if 'rows_assigned' in result else 'written'}" if rows is not None else "done"
-        if result.get("rows_deleted"):
-            what += f" and {result['rows_deleted']:,} removed"
-    at = f" as version {version}" if version is not None and "rows" in what else ""
-    took = f" in {seconds:.1f} s" if isinstance(seconds, int | float) else ""
-    return f"{target}: {what}{at}{took} (job {done['job_id']})."
+def job_summary(target: str, job_id: str | None, result: JsonObject | None) -> str:
+    """One line of what a job did, such as ``articles.n: 20,000 rows computed, version 7, in 1.2 s (job 5f…).``"""
+    seconds = (result or {}).get("seconds")
+    took = f", in {seconds:.1f} s" if isinstance(seconds, int | float) else ""
+    return f"{target}: {result_text(result) or 'done'}{took} (job {job_id})."
 
 
 def job_failure(event: JobEvent, target: str = "", link: str | None = None) -> BaseException:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_states import IDEMPOTENCY_KEY
+from airflow_provider_lance.definitions.write_request import ROWS_PER_FILE, WriteMode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_lance.tasks.errors import TaskLog
     from airflow_provider_lance.tasks.row_source import RowSource
 
-Mode = Literal["append", "overwrite", "upsert", "create"]
 Way = Literal["auto", "storage", "server"]
 
 
@@ -37,11 +37,11 @@ class WriteOrder:
 
     table_id: list[str]
     rows: RowSource
-    mode: Mode = "append"
+    mode: WriteMode = "append"
     on: Sequence[str] = ()
     branch: str | None = None
     replace_schema: bool = False
-    max_rows_per_file: int = 1024 * 1024
+    max_rows_per_file: int = ROWS_PER_FILE
     way: Way = "auto"
 
 

@@ -147,12 +147,13 @@ class Standalone:
         assert answer.status_code < 300, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
         return answer.json() if answer.content else None
 
-    def trigger(self, dag_id: str, **conf: Any) -> str:
+    def trigger(self, dag_id: str, *, partition_key: str | None = None, **conf: Any) -> str:
         def known() -> bool:
             return self._http.get(f"/api/v2/dags/{dag_id}").status_code == 200
 
         eventually(known, 180, f"the DAG {dag_id} to be parsed")
-        run = self._http.post(f"/api/v2/dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": conf})
+        body = {"logical_date": None, "conf": conf, "partition_key": partition_key}
+        run = self._http.post(f"/api/v2/dags/{dag_id}/dagRuns", json=body)
         assert run.status_code == 200, run.text
         return str(run.json()["dag_run_id"])
 

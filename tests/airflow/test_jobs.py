@@ -83,7 +83,7 @@ def test_a_backfill_returns_what_the_job_did(
     script(server, when_submitted(1, lambda s, job: s.finish(job, result={**RESULT, "storage_options": {"key": "x"}})))
     run = run_dag(dag)
     assert run.state == "success"
-    assert "sales$orders.embedding: 7 rows computed as version 4 (job " in capsys.readouterr().out
+    assert "sales$orders.embedding: 7 rows computed, version 4 (job " in capsys.readouterr().out
     (job,) = server.submitted()
     assert job.body == {
         "column": "embedding",

@@ -412,7 +412,7 @@ class TestSpec:
         log = capfd.readouterr().out
         assert "Progress: " in log
         assert "rows 60/60" in log
-        assert f"numbers: 60 rows computed as version {done['version']} in" in log
+        assert f"numbers: 60 rows computed, version {done['version']}, in" in log
         assert STORAGE_SECRET not in log
         drivers = [line for line in real.arguments.seen if "--while-locked" in line]
         assert drivers, "the driver was seen"
@@ -466,7 +466,10 @@ class TestSpec:
     @pytest.mark.parametrize(
         ("spec", "sentence"),
         [
-            ({"location": "/t.lance"}, "job_type is None; it must be backfill_column or refresh_materialized_view"),
+            (
+                {"location": "/t.lance"},
+                "job_type is None; it must be backfill_column, refresh_materialized_view or write",
+            ),
             ({"job_type": "backfill_column"}, "location is None; it must be the path or URI"),
             ({**spec_of("/t.lance"), "colunm": "n"}, "has no field 'colunm'; it has job_type, table_id"),
             ({**spec_of("/t.lance"), "request": "n"}, "request is 'n'; it must be an object"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -44,6 +45,48 @@ with DAG("on_change", schedule=[asset]) as on_change:
         return [event.extra["payload"] for events in triggering_asset_events.values() for event in events]
     payload()
 """
+LOADS = """
+import os, signal
+from datetime import timedelta
+from pathlib import Path
+from airflow.sdk import DAG, CronPartitionTimetable, PartitionedAssetTimetable
+from airflow_provider_lance.assets.lance import create_alias, create_asset
+from airflow_provider_lance.operators.check import LanceTableCheckOperator
+from airflow_provider_lance.operators.table import LanceCreateTableOperator
+from airflow_provider_lance.operators.write import LanceWriteOperator
+
+FOLDER = {"lance_conn_id": "lance_folder"}
+
+def three_rows():
+    import pyarrow as pa
+    from airflow_provider_lance.storage.commits import Committer
+
+    mark = Path(os.environ["AIRFLOW_HOME"], "killed")
+    def die(*_, **__):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not mark.exists():
+        Committer.commit = die  # the files are written, and the commit is next
+    return pa.table({"id": [1, 2, 3]})
+
+with DAG("loads", schedule=None, default_args=FOLDER) as loads:
+    create = LanceCreateTableOperator(task_id="create", table_id="numbers", schema={"id": "int64"}, if_exists="skip")
+    create >> LanceWriteOperator(
+        task_id="load", table_id="numbers", data=three_rows, retries=1, retry_delay=timedelta(0)
+    )
+
+days = create_asset(authority="test", table_id=["days"])
+with DAG(
+    "daily", schedule=CronPartitionTimetable("0 0 29 2 *", timezone="UTC", key_format="%Y-%m-%d"), default_args=FOLDER
+) as daily:
+    # A rendered text that is a list is read as one.
+    LanceWriteOperator(
+        task_id="load", table_id="days", data="[{'day': '{{ partition_key }}'}]", mode="upsert", on="day",
+        outlets=[days, create_alias(authority="test", name="days")],
+    )
+with DAG("each_day", schedule=PartitionedAssetTimetable(assets=days), default_args=FOLDER) as each_day:
+    LanceTableCheckOperator(task_id="check", table_id="days", predicate="day = '{{ partition_key }}'")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +99,14 @@ def server() -> Iterator[JobsServer]:
 @pytest.fixture(scope="module")
 def airflow(server: JobsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     folder = tmp_path_factory.mktemp("standalone")
-    standalone = Standalone(folder, {"AIRFLOW_CONN_LANCE_DEFAULT": rest_connection(server.url)})
+    in_folder = {"impl": "dir", "properties": {"root": str(folder / "lake")}}
+    variables = {
+        "AIRFLOW_CONN_LANCE_DEFAULT": rest_connection(server.url),
+        "AIRFLOW_CONN_LANCE_FOLDER": json.dumps({"conn_type": "lance", "extra": in_folder}),
+    }
+    standalone = Standalone(folder, variables)
     (folder / "dags" / "lance_tests.py").write_text(DAGS)
+    (folder / "dags" / "lance_loads.py").write_text(LOADS)
     with standalone:
         yield standalone
     assert [job.job_id for job in server.live()] == [], "no job is left behind"
@@ -155,6 +204,45 @@ def test_a_new_version_runs_the_dag_that_watches_it(airflow: Standalone, server:
     assert payload["version"] == server.versions["watched"]
     assert payload["previous_version"] == server.versions["watched"] - 1
     assert payload["table_id"] == ["watched"]
+
+
+def stored(airflow: Standalone, table: str, column: str) -> list[object]:
+    import lance
+
+    rows = lance.dataset(str(airflow.home / "lake" / f"{table}.lance")).to_table()
+    return [row[column] for row in sorted(rows.to_pylist(), key=lambda row: str(row[column]))]
+
+
+def test_a_write_killed_between_staging_and_commit_is_retried_once_and_a_clear_writes_again(
+    airflow: Standalone,
+) -> None:
+    run = airflow.trigger("loads")
+    airflow.wait_state("loads", run, "load", "success", 180)
+    assert (airflow.home / "killed").exists(), "the first try was killed"
+    assert airflow.instance("loads", run, "load")["try_number"] == 2
+    data = airflow.home / "lake" / "numbers.lance" / "data"
+    assert len(list(data.iterdir())) == 2, "both tries have staged their rows"
+    assert stored(airflow, "numbers", "id") == [1, 2, 3]
+    airflow.wait_run("loads", run, "success")
+    airflow.clear("loads", run, "load")
+    eventually(lambda: airflow.instance("loads", run, "load")["try_number"] == 3, 60, "the cleared task's try")
+    airflow.wait_state("loads", run, "load", "success")
+    assert stored(airflow, "numbers", "id") == [1, 1, 2, 2, 3, 3]
+
+
+def test_events_carry_the_partition_key_of_their_run_to_the_dag_of_that_partition(airflow: Standalone) -> None:
+    airflow.trigger("daily", partition_key="2026-03-01")
+    runs = eventually(lambda: airflow.runs("each_day"), 120, "a run for the partition")
+    assert [run["partition_key"] for run in runs] == ["2026-03-01"]
+    run = runs[0]["dag_run_id"]
+    airflow.wait_state("each_day", run, "check", "success")
+    assert airflow.xcom("each_day", run, "check")["violations"] == 0
+    assert stored(airflow, "days", "day") == ["2026-03-01"]
+    uri = "lance://test/days"
+    (asset,) = [each for each in airflow.call("GET", "/assets")["assets"] if each["uri"] == uri]
+    events = airflow.call("GET", f"/assets/events?asset_id={asset['id']}")["asset_events"]
+    assert {event["partition_key"] for event in events} == {"2026-03-01"}
+    assert {event["extra"]["rows"] for event in events} == {1}
 
 
 def kill_all(airflow: Standalone, words: str) -> None:

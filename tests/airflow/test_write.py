@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_lance.assets.lance import create_asset
+from airflow_provider_lance.definitions.write_request import WriteMode
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook, TableAccess
 from airflow_provider_lance.operators.write import LanceWriteOperator, write_rows
 from airflow_provider_lance.tasks.row_source import RowSource
-from airflow_provider_lance.tasks.table_writer import Mode, WriteOrder, write_table
+from airflow_provider_lance.tasks.table_writer import WriteOrder, write_table
 from tests.airflow.conftest import connection, rest_connection
 from tests.airflow.real_server import ROOT, serve
 
@@ -215,10 +216,16 @@ def test_what_cannot_be_written_fails_with_a_sentence_and_changes_nothing(
         {"data": [], "on": "id"},
         {"data": [], "replace_schema": True},
         {"data": [], "way": "by air"},
+        {"data": [], "cluster": "local"},
+        {"path": "/in", "cluster": "local", "way": "storage"},
+        {"path": "/in", "concurrency": 2},
+        {"path": "/in", "wait_for_completion": False},
     ],
 )
 def test_wrong_arguments_are_refused_while_the_dag_is_parsed(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"Give exactly one|mode is|needs `on`|`on` is for|is for mode|way is"):
+    with pytest.raises(
+        ValueError, match=r"Give exactly one|mode is|needs `on`|`on` is for|is for mode|way is|`cluster`"
+    ):
         LanceWriteOperator(task_id="bad", table_id="t", **arguments)
 
 
@@ -257,7 +264,7 @@ def test_rows_pass_the_server_where_the_storage_is_out_of_reach(
 
 @pytest.mark.parametrize("mode", ["append", "create"])
 def test_a_table_that_the_server_created_is_filled_once(
-    ours: None, table: str, monkeypatch: pytest.MonkeyPatch, mode: Mode
+    ours: None, table: str, monkeypatch: pytest.MonkeyPatch, mode: WriteMode
 ) -> None:
     """The first try dies after the server has stored its rows; the second sends them again with the same key."""
     real = LanceNamespaceHook.table_access
@@ -295,6 +302,72 @@ def test_a_task_of_your_own_writes_with_the_same_promise(
     run = run_dag(dag)
     assert run.state == "success"
     assert stored(table) == [(1,), (2,)]
+
+
+def parquet(folder: Path, rows: pa.Table) -> str:
+    folder.mkdir()
+    pq.write_table(rows, folder / "part-0.parquet")
+    return str(folder)
+
+
+def test_a_job_of_the_server_loads_files(
+    run_dag: Callable[..., Any],
+    new_dag: Callable[..., Any],
+    ours: None,
+    table: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asset = create_asset(authority="test", table_id=[table])
+    first, second = parquet(tmp_path / "a", people(1, 2)), parquet(tmp_path / "b", people(2, 3, text="new"))
+    with new_dag(params={"cluster": "local"}) as dag:
+        create = LanceWriteOperator(
+            task_id="create", table_id=table, path=first, mode="create", cluster="{{ params.cluster }}", outlets=[asset]
+        )
+        upsert = LanceWriteOperator(
+            task_id="upsert", table_id=table, path=second, mode="upsert", on="id", cluster="local", deferrable=True
+        )
+        create >> upsert
+    run = run_dag(dag)
+    assert run.state == "success"
+    assert stored(table) == [(1, "t1"), (2, "new2"), (3, "new3")]
+    done = run.xcom("create")
+    assert (done["table_id"], done["version"], done["rows_inserted"], done["created"]) == ([table], 1, 2, True)
+    assert (done["job_type"], done["state"], done["job_id"]) == ("write", "DONE", run.xcom("create", "job_id"))
+    assert run.asset_extras(asset.uri) == [{"version": 1, "job_id": done["job_id"], "rows": 2}]
+    assert [run.xcom("upsert")[name] for name in ("rows_inserted", "rows_updated", "created")] == [1, 1, False]
+    assert f"{table}: 2 rows written, version 1, in " in capsys.readouterr().out
+
+
+def test_a_job_that_fails_says_why_in_the_tasks_log(
+    run_dag: Callable[..., Any], new_dag: Callable[..., Any], ours: None, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with new_dag() as dag:
+        LanceWriteOperator(task_id="load", table_id=table, path="/nowhere/*.csv", cluster="local", retries=2)
+    run = run_dag(dag)
+    assert run.task_state("load") == "failed"
+    assert run.instance("load").try_number == 1, "another try could only fail again"
+    assert f"{table}: There is no file at /nowhere/*.csv. (job " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["pylance", "folder"])
+def test_a_namespace_without_such_a_job_is_answered_with_the_way_out(
+    run_dag: Callable[..., Any],
+    new_dag: Callable[..., Any],
+    connections: dict[str, str],
+    table: str,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    with new_dag() as dag:
+        LanceWriteOperator(task_id="load", table_id=table, path="/in", cluster="local", retries=2)
+    with connection("lance_default", connections[kind]):
+        run = run_dag(dag)
+    assert run.task_state("load") == "failed"
+    assert run.instance("load").try_number == 1
+    log = capsys.readouterr().out
+    assert "This namespace does not load files itself" in log
+    assert "Without `cluster` the worker writes the rows" in log
 
 
 KILLED = """

@@ -25,6 +25,7 @@ BEYOND_THE_SPEC = {
     "list_materialized_views",
     "prewarm_table_index",
     "prewarm_table_data",
+    "write_table",
     *(name for name, row in OPERATIONS.items() if row.jobs_api),
 }
 

@@ -30,6 +30,9 @@ class RecordingJobs:
         if environment not in {None, "torch"}:
             raise InvalidInputError(f"There is no environment {environment!r}.")
 
+    def check_input(self, cluster: str | None, path: str) -> None:
+        return
+
     def submit(self, submission: JobSubmission) -> str:
         with self._lock:
             for index, other in enumerate(self.submissions):

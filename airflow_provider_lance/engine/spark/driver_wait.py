@@ -63,8 +63,10 @@ class ExecutorWatch:
         )
 
 
-def run_action(context: JobContext, action: Callable[[], _T]) -> _T:
+def run_action(context: JobContext, action: Callable[[], _T], what: str = "refresh") -> _T:
     """The result of a Spark action; its failure becomes a JobError with the last line of the worker's traceback.
+
+    ``what`` says in one word what the job does.
 
     Raises what ``reporter.check()`` raises as soon as the job must stop, with the Spark job cancelled.
     """
@@ -75,7 +77,7 @@ def run_action(context: JobContext, action: Callable[[], _T]) -> _T:
 
     def in_group() -> _T:
         # Spark keeps the job group per thread.
-        spark.setJobGroup(context.job_id, "refresh a materialized view", interruptOnCancel=True)
+        spark.setJobGroup(context.job_id, f"{what} of {'.'.join(context.spec.table_id)}", interruptOnCancel=True)
         return action()
 
     with ThreadPoolExecutor(1, thread_name_prefix="spark-action") as pool:
@@ -90,4 +92,4 @@ def run_action(context: JobContext, action: Callable[[], _T]) -> _T:
     try:
         return future.result()
     except PySparkException as error:
-        raise JobError("compute", f"a task of the refresh failed: {worker_error(error)}") from error
+        raise JobError("compute", f"a task of the {what} failed: {worker_error(error)}") from error

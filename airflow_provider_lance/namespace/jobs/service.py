@@ -35,7 +35,7 @@ from airflow_provider_lance.namespace.jobs.launcher import Launcher
 from airflow_provider_lance.namespace.jobs.registry import JobFilter, JobRow, Registry, Stage, Timings
 from airflow_provider_lance.namespace.jobs.reports import DriverReport
 from airflow_provider_lance.namespace.jobs.supervisor import Supervisor
-from airflow_provider_lance.namespace.submission import JobSubmission
+from airflow_provider_lance.namespace.submission import LOCAL, JobSubmission
 
 #: Gives the storage options with which a driver reaches the tables of a spec, ``expires_at_millis`` among them.
 Vend = Callable[[JobSpec], Mapping[str, str] | None]
@@ -105,6 +105,14 @@ class JobsService:
             self.config.environment(environment)
         except ConfigError as error:
             raise InvalidInputError(str(error)) from None
+
+    def check_input(self, cluster: str | None, path: str) -> None:
+        allowed = () if cluster == EXTERNAL else self.config.cluster(cluster).input_paths
+        if allowed and (".." in path.split("/") or not any(_is_below(path, folder) for folder in allowed)):
+            raise InvalidInputError(
+                f"Jobs of the cluster {cluster or LOCAL!r} may not read {path[:200]}; its `input_paths` are "
+                f"{', '.join(allowed)}."
+            )
 
     def submit(self, submission: JobSubmission) -> str:
         self.check(submission.cluster, submission.environment)
@@ -301,6 +309,10 @@ def _states(words: str | list[str]) -> tuple[JobState, ...]:
             raise InvalidInputError(f"`state` is {word[:50]!r}; it can be one of {known}.")
         states.append(state)
     return tuple(states)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder.rstrip("/") or path.startswith(folder.rstrip("/") + "/")
 
 
 def _page_token(seq: int) -> str:

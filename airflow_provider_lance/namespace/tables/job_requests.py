@@ -84,6 +84,8 @@ class JobRequests:
         tables: Mapping[str, str] | None = None,
         environment: str | None = None,
         user_code: str | None = None,
+        write_key: str = "",
+        write_after: int = 0,
     ) -> str:
         """Hand an accepted request to the jobs service; ``fields`` are those of :func:`job_fields`.
 
@@ -99,6 +101,8 @@ class JobRequests:
             options=options,
             managed=True,
             tables=dict(tables or {}),
+            write_key=write_key,
+            write_after=write_after,
         )
         return self.service.submit(
             JobSubmission(

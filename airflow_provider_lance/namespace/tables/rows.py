@@ -23,17 +23,26 @@ from lance_namespace import (
 )
 from lance_namespace.errors import InvalidInputError, TableAlreadyExistsError
 
-from airflow_provider_lance.api.job_states import IDEMPOTENCY_KEY
-from airflow_provider_lance.api.models import DeleteFromTableResponse
+from airflow_provider_lance.api.job_states import IDEMPOTENCY_KEY, JobType
+from airflow_provider_lance.api.models import (
+    DeleteFromTableResponse,
+    ListJobsRequest,
+    WriteTableRequest,
+    WriteTableResponse,
+)
 from airflow_provider_lance.definitions.expressions import find_field, one_expression
+from airflow_provider_lance.definitions.write_request import WriteRequest
+from airflow_provider_lance.namespace.submission import read_idempotency_key
 from airflow_provider_lance.namespace.tables.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.tables.column_names import check_columns
+from airflow_provider_lance.namespace.tables.job_requests import JobRequests, job_fields
 from airflow_provider_lance.namespace.tables.request_values import id_of, read_word
 from airflow_provider_lance.namespace.tables.sql_texts import read_condition, read_value
 from airflow_provider_lance.namespace.tables.table_writer import TableWriter
 from airflow_provider_lance.namespace.tables.tables import read_stream
 from airflow_provider_lance.storage.commits import Committer
 from airflow_provider_lance.storage.indices import has_current_indices
+from airflow_provider_lance.storage.input_files import NoRowsError, file_kind
 from airflow_provider_lance.storage.writes import Rows as NewRows
 from airflow_provider_lance.storage.writes import RowsDoNotFitError, append_rows, find_write, replace_table
 
@@ -47,9 +56,50 @@ _VERSIONS_SEARCHED = 1000
 class Rows:
     """The rows of tables."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, jobs: JobRequests) -> None:
         self._catalog = catalog
         self._writer = TableWriter(catalog)
+        self._jobs = jobs
+
+    def write_table(self, request: WriteTableRequest) -> WriteTableResponse:
+        """Check every field of a request to load files, declare a table that is not there, and submit the job."""
+        table_id, fields = id_of(request), job_fields(request)
+        write = WriteRequest.parse(fields)
+        try:
+            file_kind(write.path, write.file_format)
+        except NoRowsError as error:
+            raise InvalidInputError(str(error)) from None
+        if "://" not in write.path and not write.path.startswith("/"):
+            raise InvalidInputError(f"The path {write.path[:200]!r} must be absolute, or a URI: a job has no folder.")
+        self._jobs.service.check(request.cluster, None)
+        self._jobs.service.check_input(request.cluster, write.path)
+        place = self._catalog.find(table_id)
+        if place is None:
+            place = self._writer.declare(table_id)
+        dataset = None if place.only_declared else self._catalog.open(table_id, branch=write.branch, place=place)
+        key = read_idempotency_key(request.context or {}) or ""
+        # A job that comes again with its key looks for its commit from where the first one began.
+        earlier = self._jobs.find_jobs(ListJobsRequest(idempotency_key=key)) if key else []
+        after = 0 if dataset is None else int(dataset.version)
+        if dataset is not None:
+            if write.mode == "create" and not earlier:
+                raise TableAlreadyExistsError(f"Table {place.name} is there already, at version {dataset.version}.")
+            missing = [name for name in write.on if name not in dataset.schema.names]
+            if missing:
+                raise InvalidInputError(
+                    f"`on` names {missing[0]!r}, and the table has {', '.join(dataset.schema.names)}."
+                )
+        job_id = self._jobs.submit(
+            JobType.WRITE,
+            place,
+            fields,
+            # Appends may run side by side. What looks at the rows that are there may not.
+            locks=() if write.mode == "append" else (f"{place.name}|{write.branch or 'main'}|rows",),
+            context=request.context,
+            write_key=key,
+            write_after=int(earlier[-1].spec.get("write_after") or 0) if earlier else after,
+        )
+        return WriteTableResponse(job_id=job_id)
 
     def count_table_rows(self, request: CountTableRowsRequest) -> CountTableRowsResponse:
         if request.predicate:

@@ -83,7 +83,7 @@ def test_a_wrong_spec_ends_the_driver_with_a_sentence(tmp_path: Path) -> None:
     driver = Driver(["--spec", str(path)], tmp_path)
     assert driver.wait() == 2
     log = driver.log.read_text()
-    assert "job_type is 'backfill'; it must be backfill_column or refresh_materialized_view." in log
+    assert "job_type is 'backfill'; it must be backfill_column, refresh_materialized_view or write." in log
     assert "Traceback" not in log
 
 

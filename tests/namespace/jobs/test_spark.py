@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_lance.api.client import LanceClient
@@ -120,3 +121,26 @@ def test_a_column_and_a_view_over_it_follow_their_table_by_themselves(serve: Cal
     count = wait_until(finished, 60)
     time.sleep(2)  # ten looks
     assert finished() == count
+
+
+def test_a_write_whose_driver_dies_and_whose_submit_is_repeated_stores_its_rows_once(
+    serve: Callable[..., LanceClient], tmp_path: Path
+) -> None:
+    """The first driver dies between staging and commit; later the same key is submitted again, as a retry does."""
+    pq.write_table(pa.table({"id": range(1000, 1500)}), tmp_path / "in.parquet")
+    client = serve(LANCE_ENGINE_TEST_FAULT=f"write-before-commit:once:{tmp_path / 'killed'}")
+
+    def load() -> Job:
+        body = {"id": ["people"], "path": f"{tmp_path}/in.parquet", "context": {"idempotency-key": "the-run"}}
+        job_id = present(client.write_table(body).job_id)
+        job: Job = wait_until(lambda: (found := client.job(job_id)).state.terminal and found, 240)
+        assert job.state.value == "DONE", job.failure
+        return job
+
+    first = load()
+    assert (tmp_path / "killed").exists()
+    assert present(first.result)["rows_inserted"] == 500
+    again = load()
+    assert again.job_id != first.job_id
+    assert present(again.result)["version"] == present(first.result)["version"]
+    assert client.count_table_rows({"id": ["people"]}).count == 1500
