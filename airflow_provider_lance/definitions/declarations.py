@@ -22,6 +22,7 @@ from airflow_provider_lance.definitions.column_rules import (
 from airflow_provider_lance.definitions.expressions import parse_path
 from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfError
 from airflow_provider_lance.definitions.json_types import JsonObject
+from airflow_provider_lance.definitions.refresh_policy import AUTO
 
 if TYPE_CHECKING:
     from airflow_provider_lance.definitions.view_definition import ViewDefinition
@@ -78,6 +79,7 @@ def view_differences(existing: ViewDefinition, asked: ViewDefinition, bound: Vie
             ("kind", existing.kind, bound.kind),
             ("output_schema", existing.output(), bound.output()),
             ("auto_refresh", existing.auto_refresh, bound.auto_refresh),
+            ("refresh_policy", existing.refresh_policy or AUTO, bound.refresh_policy or AUTO),
         )
         if there != here
     ]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_lance.definitions.errors import invalid
+from airflow_provider_lance.definitions.refresh_policy import AUTO, FULL, read_policy
 from airflow_provider_lance.definitions.table_function_spec import check_manifest
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
 
@@ -21,13 +22,13 @@ _COUNTS = (
     "source_task_size",
     "output_limit",
 )
-_FIELDS = frozenset([*_COUNTS, "cluster", "manifest", "full"])
+_FIELDS = frozenset([*_COUNTS, "cluster", "manifest", "full", "refresh_policy"])
 _ENVELOPE = ("id", "identity", "context")  # the request carries these for the server, not for the job
 
 
 @dataclass(frozen=True)
 class RefreshRequest:
-    """RefreshMaterializedView as the engine sees it."""
+    """RefreshMaterializedView as the engine sees it. ``policy`` is the request's, or else the view's."""
 
     src_version: int | None = None
     max_rows_per_fragment: int | None = None
@@ -35,9 +36,14 @@ class RefreshRequest:
     intra_applier_concurrency: int | None = None
     source_task_size: int | None = None
     output_limit: int | None = None
-    full: bool = False
+    policy: str = AUTO
     manifest: str | None = None
     cluster: str | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether all rows are computed again."""
+        return self.policy == FULL
 
     @classmethod
     def parse(cls, definition: ViewDefinition, request: Mapping[str, object]) -> RefreshRequest:
@@ -50,6 +56,11 @@ class RefreshRequest:
         full, manifest = given.get("full", False), given.get("manifest")
         if not isinstance(full, bool):
             raise invalid("full must be true or false.")
+        policy = read_policy(given.get("refresh_policy"))
+        if full and policy not in (None, FULL):
+            raise invalid(f"full computes all rows again, and refresh_policy says {policy}: send one of the two.")
+        if policy is None:
+            policy = FULL if full else definition.refresh_policy or AUTO
         cluster = given.get("cluster")
         if cluster is not None and not isinstance(cluster, str):
             raise invalid("cluster must be a name.")
@@ -72,7 +83,7 @@ class RefreshRequest:
                     )
         if "src_version" in given and len(definition.sources) > 1:
             raise invalid(f"src_version is ambiguous: the view reads {', '.join(definition.sources)}.")
-        return cls(full=full, manifest=None if manifest is None else str(manifest), cluster=cluster, **counts)
+        return cls(policy=policy, manifest=None if manifest is None else str(manifest), cluster=cluster, **counts)
 
 
 def _count(key: str, value: object) -> int:

@@ -18,6 +18,7 @@ from airflow_provider_lance.definitions.arrow_types import decode_schema, text_m
 from airflow_provider_lance.definitions.errors import invalid
 from airflow_provider_lance.definitions.expressions import format_path, parse_path
 from airflow_provider_lance.definitions.json_types import JsonObject
+from airflow_provider_lance.definitions.refresh_policy import AUTO, REFRESH_POLICIES, read_policy
 from airflow_provider_lance.definitions.sql.text import SelectItem, SimpleSelect, SqlError, quote, repeated_names
 from airflow_provider_lance.definitions.table_function_spec import UdtfSpec
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SOURCE_ROW_ID = "__source_row_id"
 DEFINITION_KEY = "mv.definition"
 AUTO_REFRESH_KEY = "mv.auto_refresh"
+POLICY_KEY = "mv.refresh_policy"
 
 # LanceDB reads formats 1 and 2 and reports any other number without touching the view (seen with 0.40).
 LANCEDB_FORMAT = 1
@@ -37,7 +39,7 @@ OWN_FORMAT = 1000
 KINDS = ("query", "udtf", "chunker")
 # Functions of Spark SQL that call any static method of Java, and clauses that run a script.
 _FOREIGN_CODE = re.compile(r"\b(?:try_)?reflect\b|\bjava_method\b|\busing\s+['\"]", re.IGNORECASE)
-_SPEC_FIELDS = ("kind", "source_query", "output_schema", "udtf_spec", "with_no_data", "auto_refresh")
+_SPEC_FIELDS = ("kind", "source_query", "output_schema", "udtf_spec", "with_no_data", "auto_refresh", "refresh_policy")
 _REQUEST_FIELDS = frozenset(["id", "identity", "context", "query", *_SPEC_FIELDS])
 
 
@@ -58,6 +60,7 @@ class ViewDefinition:
     udtf: UdtfSpec | None = None
     with_no_data: bool = True
     auto_refresh: bool = False
+    refresh_policy: str | None = None
 
     @property
     def format(self) -> int:
@@ -122,6 +125,7 @@ class ViewDefinition:
             "limit": None,
             "format": self.format,
             "auto_refresh": self.auto_refresh,
+            "refresh_policy": self.refresh_policy or AUTO,
         }
         if self.select is not None:
             answer["filter"], answer["limit"] = self.select.filter, self.select.limit
@@ -145,6 +149,8 @@ class ViewDefinition:
         if self.auto_refresh:
             # LanceDB keeps metadata keys that it does not know, so the flag is a key of its own.
             metadata[AUTO_REFRESH_KEY] = "true"
+        if self.refresh_policy is not None:
+            metadata[POLICY_KEY] = self.refresh_policy
         return metadata
 
     @classmethod
@@ -177,7 +183,9 @@ class ViewDefinition:
             if select is None:
                 raise invalid(f"the view's stored query is outside format {number}: {query}")
         udtf = UdtfSpec.from_dict(body["udtf_spec"]) if body.get("udtf_spec") else None
-        return cls(kind, query, dialect, select, body.get("output_schema"), udtf, auto_refresh=auto_refresh)
+        policy = values.get(POLICY_KEY)
+        definition = cls(kind, query, dialect, select, body.get("output_schema"), udtf, auto_refresh=auto_refresh)
+        return replace(definition, refresh_policy=policy if policy in REFRESH_POLICIES else None)
 
     @classmethod
     def from_request(cls, request: Mapping[str, object]) -> ViewDefinition:
@@ -194,7 +202,12 @@ class ViewDefinition:
             if not isinstance(value, bool):
                 raise invalid(f"{flag} must be true or false.")
         read = cls._from_lancedb(request) if "query" in request else cls._from_spec(request)
-        return replace(read, with_no_data=flags["with_no_data"] is True, auto_refresh=flags["auto_refresh"] is True)
+        return replace(
+            read,
+            with_no_data=flags["with_no_data"] is True,
+            auto_refresh=flags["auto_refresh"] is True,
+            refresh_policy=read_policy(request.get("refresh_policy")),
+        )
 
     @classmethod
     def _from_spec(cls, request: Mapping[str, object]) -> ViewDefinition:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.arrow_types import decode_schema, text_metadata
@@ -32,6 +32,8 @@ _SOURCE_TIMESTAMP = "mv.source_version_ts"
 _SOURCE_POINTS = "mv.source_points"  # only of a view with several sources
 REFRESHED_AT = "mv.refreshed_at_ms"
 _TRIMMED_TO = "mv.trimmed_to"
+_REBUILT = "mv.rebuilt"
+_FIRST, _REPLACED = "this is its first refresh", "its definition was replaced"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,43 @@ class SourcePoint:
 
     version: int
     timestamp: int
+
+
+@dataclass(frozen=True)
+class RefreshDetails:
+    """How a refresh found the rows that it had to write, for whoever reads its result.
+
+    ``rows_read`` has the rows of each source that the query was computed over, and ``source_rows`` how many rows all
+    sources have. ``estimated`` are the seconds that each way was expected to take.
+    """
+
+    technique: str | None = None
+    key: Sequence[str] = ()
+    keys: int | None = None
+    rows_read: Mapping[str, int] | None = None
+    source_rows: int | None = None
+    estimated: Mapping[str, float] | None = None
+
+    def to_result(self) -> dict[str, object]:
+        """The fields of a job's result; what is not known is left out."""
+        result: dict[str, object] = {"technique": self.technique} if self.technique else {}
+        if self.key:
+            result |= {"key": list(self.key), "keys": self.keys}
+        if self.rows_read is not None:
+            result |= {"source_rows_read": sum(self.rows_read.values()), "rows_read": dict(self.rows_read)}
+        if self.source_rows is not None:
+            result["source_rows"] = self.source_rows
+        if self.estimated:
+            result["estimated"] = dict(self.estimated)
+        return result
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What the last rebuild of a view took: the seconds, and the rows that its sources had."""
+
+    seconds: float
+    source_rows: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +92,8 @@ class Outcome:
     rows_failed: int = 0
     reason: str | None = None
     trimmed_to: int | None = None
+    details: RefreshDetails = field(default_factory=RefreshDetails)
+    rebuilt: Rebuilt | None = None
 
     def encode(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -61,6 +102,8 @@ class Outcome:
     def decode(cls, text: str) -> Outcome:
         data = json.loads(text)
         data["points"] = {name: SourcePoint(**point) for name, point in data["points"].items()}
+        data["details"] = RefreshDetails(**data.get("details", {}))
+        data["rebuilt"] = Rebuilt(**data["rebuilt"]) if data.get("rebuilt") else None
         return cls(**data)
 
 
@@ -71,7 +114,8 @@ class ViewState:
     ``points`` is where each source was at the last refresh. It is None when the view's rows cannot be relied on, and
     ``doubt`` then says why. ``unfinished`` is a refresh that has committed its rows and not its bookmark.
     ``trimmed_to`` tells that the last refresh left rows out because of ``output_limit``. ``new_schema`` is the schema
-    of a replaced definition: the table has the old schema and the old rows until the next refresh.
+    of a replaced definition: the table has the old schema and the old rows until the next refresh. ``rebuilt`` is what
+    the last rebuild took.
     """
 
     dataset: lance.LanceDataset
@@ -81,6 +125,12 @@ class ViewState:
     unfinished: Outcome | None = None
     trimmed_to: int | None = None
     new_schema: pa.Schema | None = None
+    rebuilt: Rebuilt | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a refresh has written rows of this definition before."""
+        return self.doubt not in (_FIRST, _REPLACED)
 
     @property
     def version(self) -> int:
@@ -118,8 +168,9 @@ def read_state(table: TableRef) -> ViewState:
         return ViewState(dataset, definition, None, "rows are there twice: two systems refreshed it at the same moment")
     doubt = None
     if not points:
-        doubt = "its definition was replaced" if bookmark else "this is its first refresh"
-    return ViewState(dataset, definition, points, doubt, unfinished, trimmed, new_schema)
+        doubt = _REPLACED if bookmark else _FIRST
+    rebuilt = Rebuilt(**json.loads(metadata[_REBUILT])) if metadata.get(_REBUILT) else None
+    return ViewState(dataset, definition, points, doubt, unfinished, trimmed, new_schema, rebuilt)
 
 
 def read_points(metadata: Mapping[str, str], definition: ViewDefinition) -> dict[str, SourcePoint] | None:
@@ -146,6 +197,8 @@ def bookmark_updates(outcome: Outcome, version: int, stored: Mapping[str, str]) 
     }
     if len(outcome.points) > 1:
         updates[_SOURCE_POINTS] = json.dumps({name: asdict(point) for name, point in outcome.points.items()})
+    if outcome.rebuilt is not None:
+        updates[_REBUILT] = json.dumps(asdict(outcome.rebuilt))
     if outcome.trimmed_to is not None:
         updates[_TRIMMED_TO] = str(outcome.trimmed_to)
     elif _TRIMMED_TO in stored:

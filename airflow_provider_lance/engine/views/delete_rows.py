@@ -34,9 +34,16 @@ def delete_source_rows(
         return [], [], 0
     is_gone = _membership(gone)
     (column,) = field_ids(view, [SOURCE_ROW_ID])
+    return delete_offsets(table, view, lambda fragment: np.flatnonzero(is_gone(_source_ids(table, fragment, column))))
+
+
+def delete_offsets(
+    table: TableRef, view: lance.LanceDataset, offsets: Callable[[lance.LanceFragment], NDArray[np.int64]]
+) -> tuple[list[FragmentMetadata], list[int], int]:
+    """Fragments without the rows at the ``offsets`` of each fragment, and what :func:`delete_source_rows` returns."""
 
     def one(fragment: lance.LanceFragment) -> tuple[FragmentMetadata | None, int | None, int]:
-        hits = np.flatnonzero(is_gone(_source_ids(table, fragment, column)))
+        hits = offsets(fragment)
         if not len(hits):
             return None, None, 0
         kept = fragment.delete_rows(hits.tolist())

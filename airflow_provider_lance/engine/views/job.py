@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from airflow_provider_lance.definitions.backfill_request import only_plans
 from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.definitions.json_types import JsonObject
+from airflow_provider_lance.definitions.refresh_policy import AUTO, STRICT
 from airflow_provider_lance.definitions.refresh_request import RefreshRequest
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
 from airflow_provider_lance.engine.job.context import JobContext, JobError
@@ -21,20 +23,26 @@ from airflow_provider_lance.engine.job.progress import ProgressMeter
 from airflow_provider_lance.engine.spark.session import progress_host
 from airflow_provider_lance.engine.views.chunker_view import ChunkerView
 from airflow_provider_lance.engine.views.commit_next import ViewMovedError, ViewTable
-from airflow_provider_lance.engine.views.kinds import Computed, Refresh, Source, ViewKind
+from airflow_provider_lance.engine.views.kinds import C, Computed, Refresh, Source, ViewKind
 from airflow_provider_lance.engine.views.publish import write_bookmark, write_rows
 from airflow_provider_lance.engine.views.query_view import QueryView
-from airflow_provider_lance.engine.views.scan_tasks import count_rows
-from airflow_provider_lance.engine.views.source_changes import Changes, NotComparable
+from airflow_provider_lance.engine.views.source_changes import NotComparable
 from airflow_provider_lance.engine.views.table_function_view import UdtfView
 from airflow_provider_lance.storage.manifests import version_timestamp
 from airflow_provider_lance.storage.table import TableRef
-from airflow_provider_lance.storage.view_state import Outcome, SourcePoint, ViewState, read_finished, read_state
+from airflow_provider_lance.storage.view_state import (
+    Outcome,
+    Rebuilt,
+    SourcePoint,
+    ViewState,
+    read_finished,
+    read_state,
+)
 
 ATTEMPTS = 5
 
 
-def _spark_view(refresh: Refresh) -> ViewKind:
+def _spark_view(refresh: Refresh) -> ViewKind[Any]:
     # The module has classes of Spark's data sources, so it imports PySpark.
     from airflow_provider_lance.engine.views.spark_view import SparkView
 
@@ -42,7 +50,7 @@ def _spark_view(refresh: Refresh) -> ViewKind:
 
 
 #: How a view is computed, by the kind and the dialect of its definition.
-KINDS: Mapping[tuple[str, str], Callable[[Refresh], ViewKind]] = {
+KINDS: Mapping[tuple[str, str], Callable[[Refresh], ViewKind[Any]]] = {
     ("query", "lance"): QueryView,
     ("query", "spark"): _spark_view,
     ("chunker", "lance"): ChunkerView,
@@ -54,7 +62,8 @@ def run_refresh(context: JobContext) -> JsonObject:
     """Bring the view of ``context.spec`` up to its source.
 
     Returns ``{mode, rows_written, rows_deleted, source_version, version, seconds}``, with ``reason`` for a rebuild and
-    wherever there is something to explain. Raises :class:`JobError` with the phase that failed.
+    wherever there is something to explain, and with how the rows were found (:class:`RefreshDetails`). Raises
+    :class:`JobError` with the phase that failed.
     """
     started = time.monotonic()
     view = _view(context)
@@ -85,7 +94,7 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> Json
         state = _state(view)
     refresh = Refresh(context, meter, request, view, state, _open_sources(context, state.definition, request))
     earlier = read_finished(state, context.job_id) if context.attempt > 1 else None
-    if earlier is not None and _is_up_to_date(replace(refresh, request=replace(request, full=False))):
+    if earlier is not None and _is_up_to_date(replace(refresh, request=replace(request, policy=AUTO))):
         return _result(*earlier)  # an earlier attempt did all of it, and its report was lost
     if _is_up_to_date(refresh):
         return finished or _result(Outcome(refresh.points, "no_op"), state.version)
@@ -106,7 +115,7 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> Json
     return _result(outcome, version)
 
 
-def _kind(refresh: Refresh) -> ViewKind:
+def _kind(refresh: Refresh) -> ViewKind[Any]:
     definition = refresh.definition
     kind = KINDS.get((definition.kind, definition.dialect))
     if kind is None:
@@ -114,15 +123,21 @@ def _kind(refresh: Refresh) -> ViewKind:
     return kind(refresh)
 
 
-def _compute(refresh: Refresh, kind: ViewKind) -> tuple[Outcome, Computed]:
+def _compute(refresh: Refresh, kind: ViewKind[C]) -> tuple[Outcome, Computed]:
     """The row changes from the view as it is to what it should be, incrementally where that is right."""
-    mode, reason = "incremental", None
+    mode, reason, rebuilt = "incremental", None, None
     try:
-        computed = kind.follow(_changes(refresh, kind))
+        changes = _changes(refresh, kind)
+        details = kind.explain(changes)
+        computed = kind.follow(changes)
     except NotComparable as because:
+        _refuse_rebuild(refresh, because)
         mode, reason = "rebuild", str(because)
+        details = because.details
         refresh.context.reporter.event(f"rebuilding the view: {reason}")
+        started = time.monotonic()
         computed = kind.rebuild()
+        rebuilt = Rebuilt(round(time.monotonic() - started, 3), _source_rows(refresh))
     outcome = Outcome(
         refresh.points,
         mode,
@@ -131,23 +146,47 @@ def _compute(refresh: Refresh, kind: ViewKind) -> tuple[Outcome, Computed]:
         computed.skipped,
         reason,
         computed.trimmed_to,
+        details,
+        rebuilt,
     )
     return outcome, computed
 
 
-def _plan(refresh: Refresh, kind: ViewKind) -> JsonObject:
+def _plan(refresh: Refresh, kind: ViewKind[C]) -> JsonObject:
     """What a refresh would do: its mode, its reason, and how many source rows it would read."""
     try:
         changes = _changes(refresh, kind)
-        outcome = Outcome(refresh.points, "incremental")
-        rows = count_rows(refresh.source.dataset, changes.fragments, changes.written)
+        outcome = Outcome(refresh.points, "incremental", details=kind.explain(changes))
+        rows = kind.rows_to_read(changes)
     except NotComparable as because:
-        outcome = Outcome(refresh.points, "rebuild", reason=str(because))
-        rows = sum(source.dataset.count_rows() for source in refresh.sources.values())
+        refused = _refusal(refresh, because)
+        mode = "rebuild" if refused is None else "refused"
+        outcome = Outcome(refresh.points, mode, reason=refused or str(because), details=because.details)
+        rows = _source_rows(refresh)
     return {**_result(outcome, refresh.state.version), "plan": {"source_rows": rows}}
 
 
-def _changes(refresh: Refresh, kind: ViewKind) -> Changes:
+def _refuse_rebuild(refresh: Refresh, because: NotComparable) -> None:
+    refused = _refusal(refresh, because)
+    if refused is not None:
+        raise JobError("plan", refused)
+
+
+def _refusal(refresh: Refresh, because: NotComparable) -> str | None:
+    """Why a view must not be rebuilt, or None where it may. The first rows are always computed whole."""
+    if refresh.request.policy != STRICT or not refresh.state.has_rows:
+        return None
+    return (
+        f"The view would have to be computed anew, and refresh_policy {STRICT} forbids that: {because}. "
+        "A refresh with refresh_policy full or auto does it."
+    )
+
+
+def _source_rows(refresh: Refresh) -> int:
+    return sum(source.dataset.count_rows() for source in refresh.sources.values())
+
+
+def _changes(refresh: Refresh, kind: ViewKind[C]) -> C:
     """What changed since the last refresh; raises NotComparable with the reason where only a rebuild is right."""
     if refresh.request.full:
         raise NotComparable("a full refresh was asked for")
@@ -187,7 +226,7 @@ def _result(outcome: Outcome, version: int) -> JsonObject:
         result["rows_failed"] = outcome.rows_failed
     if outcome.reason is not None:
         result["reason"] = outcome.reason
-    return result
+    return result | outcome.details.to_result()
 
 
 def _view(context: JobContext) -> ViewTable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from airflow_provider_lance.definitions.refresh_request import RefreshRequest
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
@@ -19,10 +19,12 @@ from airflow_provider_lance.engine.views.publish import RowChanges
 from airflow_provider_lance.engine.views.scan_tasks import DEFAULT_ROWS_PER_FILE, WriteTarget, WrittenFragments
 from airflow_provider_lance.engine.views.source_changes import Changes, NotComparable
 from airflow_provider_lance.storage.table import TableRef
-from airflow_provider_lance.storage.view_state import SourcePoint, ViewState
+from airflow_provider_lance.storage.view_state import RefreshDetails, SourcePoint, ViewState
 
 if TYPE_CHECKING:
     import lance
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -80,22 +82,33 @@ class Computed:
     skipped: int = 0
 
 
-class ViewKind(ABC):
-    """A kind of view: how its rows are computed. A kind writes fragments and commits nothing."""
+class ViewKind(ABC, Generic[C]):
+    """A kind of view: how its rows are computed. A kind writes fragments and commits nothing.
+
+    ``C`` is what the kind knows of a change of its sources.
+    """
 
     def __init__(self, refresh: Refresh) -> None:
         self.refresh = refresh
 
     @abstractmethod
-    def find_changes(self) -> Changes:
-        """What changed in the source since the last refresh.
+    def find_changes(self) -> C:
+        """What changed in the sources since the last refresh.
 
         Raises :class:`NotComparable` with the reason where the view must be rebuilt.
         """
 
     @abstractmethod
-    def follow(self, changes: Changes) -> Computed:
-        """The row changes for ``changes`` of the source. Raises :class:`NotComparable` as :meth:`find_changes` does."""
+    def follow(self, changes: C) -> Computed:
+        """The row changes for ``changes``. Raises :class:`NotComparable` as :meth:`find_changes` does."""
+
+    @abstractmethod
+    def rows_to_read(self, changes: C) -> int:
+        """How many source rows :meth:`follow` reads."""
+
+    def explain(self, changes: C) -> RefreshDetails:
+        """How :meth:`follow` does its work, for the result of the job."""
+        return RefreshDetails()
 
     @abstractmethod
     def rebuild(self) -> Computed:
@@ -106,7 +119,10 @@ class ViewKind(ABC):
         state = self.refresh.state
         old = [fragment.fragment_id for fragment in state.dataset.get_fragments()]
         new = [fragment for one in written for fragment in one.metadata()]
-        changes = RowChanges(new, removed=old) if state.new_schema is None else RowChanges(new, schema=state.schema)
+        if state.new_schema is None:
+            changes = RowChanges(new, removed=old, overwrites=True)
+        else:
+            changes = RowChanges(new, schema=state.schema)
         return Computed(
             changes,
             sum(one.rows for one in written),
@@ -115,7 +131,7 @@ class ViewKind(ABC):
         )
 
 
-class AlwaysRebuilt(ViewKind):
+class AlwaysRebuilt(ViewKind[Changes]):
     """A kind of view that is computed whole whenever a source changed."""
 
     #: Completes the sentence "the source changed, and …".
@@ -126,3 +142,6 @@ class AlwaysRebuilt(ViewKind):
 
     def follow(self, changes: Changes) -> Computed:
         return self.rebuild()
+
+    def rows_to_read(self, changes: Changes) -> int:
+        return 0

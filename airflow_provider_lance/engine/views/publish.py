@@ -29,12 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """All row changes of one refresh. With ``schema`` the table is written anew under that schema."""
+    """All row changes of one refresh. With ``schema`` the table is written anew under that schema.
+
+    ``overwrites`` allows an Overwrite where all rows are replaced. After one, views over this view are rebuilt, because
+    a row id may mean another row.
+    """
 
     new: list[FragmentMetadata] = field(default_factory=list)
     updated: list[FragmentMetadata] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     schema: pa.Schema | None = None
+    overwrites: bool = False
 
     @property
     def empty(self) -> bool:
@@ -59,7 +64,7 @@ def _row_operation(dataset: lance.LanceDataset, changes: RowChanges) -> LanceOpe
     if changes.new and not changes.updated:
         if not changes.removed:
             return LanceOperation.Append(changes.new)
-        everything = len(changes.removed) == len(dataset.get_fragments())
+        everything = changes.overwrites and len(changes.removed) == len(dataset.get_fragments())
         if everything and not dataset.describe_indices():  # an Overwrite would drop the indices
             return LanceOperation.Overwrite(dataset.lance_schema, changes.new)
     return LanceOperation.Update(

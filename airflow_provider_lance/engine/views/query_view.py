@@ -29,14 +29,18 @@ from airflow_provider_lance.engine.views.scan_tasks import (
 )
 from airflow_provider_lance.engine.views.source_changes import Changes, NotComparable, find_changes
 from airflow_provider_lance.storage.table import fragments_of
+from airflow_provider_lance.storage.view_state import RefreshDetails
 
 if TYPE_CHECKING:
     import lance
     import numpy as np
     from numpy.typing import NDArray
 
+#: The technique of views whose rows come each from one source row.
+CHANGED_ROWS = "changed rows"
 
-class QueryView(ViewKind):
+
+class QueryView(ViewKind[Changes]):
     """``SELECT … FROM one table [WHERE …] [LIMIT n]``: each view row comes from one source row."""
 
     #: Up to this many source rows are computed in the driver.
@@ -101,6 +105,12 @@ class QueryView(ViewKind):
         new = [fragment for one in written for fragment in one.metadata()]
         skipped = sum(one.skipped for one in written)
         return Computed(RowChanges(new, updated, removed), sum(one.rows for one in written), deleted, skipped=skipped)
+
+    def rows_to_read(self, changes: Changes) -> int:
+        return count_rows(self.refresh.source.dataset, changes.fragments, changes.written)
+
+    def explain(self, changes: Changes) -> RefreshDetails:
+        return RefreshDetails(technique=CHANGED_ROWS)
 
     def rebuild(self) -> Computed:
         return self.replace_all_rows(self.write_rows(None, None, self.select.limit))

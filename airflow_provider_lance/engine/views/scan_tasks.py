@@ -319,18 +319,27 @@ def write_task(task: ScanTask, producer: Producer, target: WriteTarget, figures:
 
 
 class FragmentWriter:
-    """Writes the rows of a Spark partition as fragments and yields one row of JSON (for ``DataFrame.mapInArrow``)."""
+    """Writes the rows of a Spark partition as fragments and yields one row of JSON (for ``DataFrame.mapInArrow``).
 
-    def __init__(self, target: WriteTarget) -> None:
+    ``keep`` leaves rows of a batch out before they are written.
+    """
+
+    def __init__(self, target: WriteTarget, keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None) -> None:
         self.target = target
+        self.keep = keep
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         prepare_python_worker()
-        written = write_task(ScanTask(0, (), 0), lambda _task, _figures: batches, self.target, TaskFigures())
+        written = self.write(batches)
         line = json.dumps({"fragments": written.fragments, "rows": written.rows})
         yield pa.RecordBatch.from_pydict({"written": [line]})
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> WrittenFragments:
+        """Write batches in this process."""
+        rows = batches if self.keep is None else map(self.keep, batches)
+        return write_task(ScanTask(0, (), 0), lambda _task, _figures: rows, self.target, TaskFigures())
 
     @staticmethod
     def read(index: int, line: str) -> WrittenFragments:

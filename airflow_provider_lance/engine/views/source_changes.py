@@ -16,7 +16,7 @@ from airflow_provider_lance.storage.history import read_commit, read_each, read_
 from airflow_provider_lance.storage.manifests import version_timestamp
 from airflow_provider_lance.storage.row_address import row_address
 from airflow_provider_lance.storage.table import TableRef, field_ids
-from airflow_provider_lance.storage.view_state import SourcePoint
+from airflow_provider_lance.storage.view_state import RefreshDetails, SourcePoint
 
 if TYPE_CHECKING:
     import lance
@@ -43,6 +43,10 @@ class Changes:
     unversioned: tuple[int, ...] = ()
 
     @property
+    def empty(self) -> bool:
+        return not self.fragments and (self.deleted is None or not len(self.deleted))
+
+    @property
     def written(self) -> str:
         """A filter for the rows of ``fragments`` that were inserted or updated."""
         newer = f"_row_last_updated_at_version > {self.since}"
@@ -62,7 +66,14 @@ class Changes:
 
 
 class NotComparable(Exception):
-    """The two versions cannot be compared row by row; the message is the reason a rebuild reports."""
+    """The two versions cannot be compared row by row; the message is the reason a rebuild reports.
+
+    ``details`` has the figures of what was found before.
+    """
+
+    def __init__(self, reason: str, details: RefreshDetails | None = None) -> None:
+        super().__init__(reason)
+        self.details = details or RefreshDetails()
 
 
 def find_changes(table: TableRef, source: lance.LanceDataset, since: SourcePoint, columns: Iterable[str]) -> Changes:

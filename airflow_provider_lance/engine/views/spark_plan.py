@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ColumnNames = Mapping[str, tuple[str, str]]
+
 _EMPTY_TABLE = "LogicalRDD"
 _SCAN = "DataSourceV2ScanRelation"
 # Other nodes of an optimized plan may read columns, or run their children, in ways that are not known here.
@@ -58,8 +60,21 @@ class TableReads:
     once: bool
 
 
-def read_plan(session: SparkSession, query: str, tables: Mapping[str, StructType]) -> dict[str, TableReads]:
-    """What ``query`` reads of ``tables``, which are left in ``session`` as empty temporary views.
+@dataclass(frozen=True)
+class QueryPlan:
+    """A query that Spark has planned over empty tables.
+
+    ``names`` has the table and the column behind each attribute of such a table. ``execution`` is None where the tables
+    could not be made.
+    """
+
+    reads: Mapping[str, TableReads]
+    names: ColumnNames
+    execution: JavaObject | None
+
+
+def plan_query(session: SparkSession, query: str, tables: Mapping[str, StructType]) -> QueryPlan:
+    """Plan ``query`` over ``tables``, which are left in ``session`` as empty temporary views.
 
     Raises what Spark raises for a query that it cannot analyze. Where the plan is not understood, every column is read
     and no table is certain to be scanned once.
@@ -69,12 +84,17 @@ def read_plan(session: SparkSession, query: str, tables: Mapping[str, StructType
         for number, (table, schema) in enumerate(tables.items()):
             _empty_view(session, table, schema, f"t{number}__c", names)
     except Exception as error:
-        return _anything(tables, error)
-    frame = session.sql(query)
+        return QueryPlan(_anything(tables, error), names, None)
+    execution = session.sql(query)._jdf.queryExecution()
     try:
-        return _reads(frame._jdf.queryExecution(), tables, names)
+        return QueryPlan(_reads(execution, tables, names), names, execution)
     except Exception as error:
-        return _anything(tables, error)
+        return QueryPlan(_anything(tables, error), names, execution)
+
+
+def read_plan(session: SparkSession, query: str, tables: Mapping[str, StructType]) -> Mapping[str, TableReads]:
+    """What ``query`` reads of ``tables``; see :func:`plan_query`."""
+    return plan_query(session, query, tables).reads
 
 
 def _anything(tables: Mapping[str, StructType], error: Exception) -> dict[str, TableReads]:
@@ -86,7 +106,7 @@ def _anything(tables: Mapping[str, StructType], error: Exception) -> dict[str, T
 def scans(frame: DataFrame) -> Counter[str]:
     """How often the plan that ``frame`` will run scans each data source."""
     plan = frame._jdf.queryExecution().optimizedPlan()
-    return Counter(str(node.relation().table().name()) for node in _nodes(plan) if _class(node) == _SCAN)
+    return Counter(str(node.relation().table().name()) for node in _nodes(plan) if class_name(node) == _SCAN)
 
 
 def _empty_view(
@@ -105,25 +125,23 @@ def _empty_view(
     empty.select(*columns).createOrReplaceTempView(table)
 
 
-def _reads(
-    execution: JavaObject, tables: Mapping[str, StructType], names: Mapping[str, tuple[str, str]]
-) -> dict[str, TableReads]:
+def _reads(execution: JavaObject, tables: Mapping[str, StructType], names: ColumnNames) -> dict[str, TableReads]:
     optimized = execution.optimizedPlan()
     nodes = list(_nodes(optimized))
-    unknown = sorted({_class(node) for node in nodes} - _UNDERSTOOD)
+    unknown = sorted({class_name(node) for node in nodes} - _UNDERSTOOD)
     if unknown:
         raise ValueError(f"it has {', '.join(unknown)}")
-    read = {_id(attribute) for attribute in _each(optimized.output())}
+    read = {expression_id(attribute) for attribute in each(optimized.output())}
     for node in nodes:
-        read |= {_id(attribute) for attribute in _each(node.references().toSeq())}
-        if _class(node) == "Union":
+        read |= {expression_id(attribute) for attribute in each(node.references().toSeq())}
+        if class_name(node) == "Union":
             # The nodes above a union name the columns of its first child only.
-            read |= {_id(attribute) for child in _each(node.children()) for attribute in _each(child.output())}
+            read |= {expression_id(attribute) for child in each(node.children()) for attribute in each(child.output())}
     columns: dict[str, set[str]] = {table: set() for table in tables}
     for node in nodes:
-        if _class(node) == _EMPTY_TABLE:
-            for attribute in _each(node.output()):
-                if _id(attribute) in read:
+        if class_name(node) == _EMPTY_TABLE:
+            for attribute in each(node.output()):
+                if expression_id(attribute) in read:
                     table, column = names[attribute.name()]
                     columns[table].add(column)
     # Spark also keeps the filters of a scan that the optimizer drops again, so the analyzed plan counts as well.
@@ -133,26 +151,29 @@ def _reads(
     }
 
 
-def _occurrences(plan: JavaObject, names: Mapping[str, tuple[str, str]]) -> Counter[str]:
-    leaves = (node for node in _nodes(plan) if _class(node) == _EMPTY_TABLE)
+def _occurrences(plan: JavaObject, names: ColumnNames) -> Counter[str]:
+    leaves = (node for node in _nodes(plan) if class_name(node) == _EMPTY_TABLE)
     return Counter(names[leaf.output().apply(0).name()][0] for leaf in leaves)
 
 
 def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
     """Every node of a plan and of the subqueries in its expressions."""
     yield plan
-    for child in (*_each(plan.children()), *_each(plan.subqueries())):
+    for child in (*each(plan.children()), *each(plan.subqueries())):
         yield from _nodes(child)
 
 
-def _each(sequence: JavaObject) -> Iterator[JavaObject]:
+def each(sequence: JavaObject) -> Iterator[JavaObject]:
+    """The elements of a Scala sequence."""
     for at in range(sequence.size()):
         yield sequence.apply(at)
 
 
-def _id(attribute: JavaObject) -> int:
+def expression_id(attribute: JavaObject) -> int:
+    """Spark's number of a named expression, which is unique in a plan."""
     return int(attribute.exprId().id())
 
 
-def _class(node: JavaObject) -> str:
+def class_name(node: JavaObject) -> str:
+    """The class of a node of a plan, without its package."""
     return str(node.getClass().getSimpleName())

@@ -53,14 +53,19 @@ class LanceSource:
     @classmethod
     def of(cls, table: TableRef, dataset: lance.LanceDataset, columns: Sequence[str], partitions: int) -> LanceSource:
         """Neighbouring fragments go together, so that every group has about the same number of rows."""
-        import pyarrow as pa
-
-        schema = pa.schema([pa.field(name, dataset.schema.field(name).type) for name in columns])
+        schema = pick(dataset.schema, columns)
         fragments = dataset.get_fragments()
         numbers = [fragment.fragment_id for fragment in fragments]
         rows = [fragment.count_rows() for fragment in fragments]
         shares = contiguous_shares(numbers, rows, min(partitions, len(fragments)))
         return cls(table, dataset.version, schema, tuple(map(tuple, shares)))
+
+
+def pick(schema: pa.Schema, columns: Iterable[str]) -> pa.Schema:
+    """Some columns of a table, by name and type alone."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(name, schema.field(name).type) for name in columns])
 
 
 @dataclass
@@ -184,7 +189,7 @@ class LanceReader(DataSourceReader):
             use_scalar_index=False,  # an index may be stale, and wrong rows would be stored in the view
         ).to_batches()
         for batch in batches:
-            yield batch if same else _cast(batch, schema)
+            yield batch if same else cast_batch(batch, schema)
 
 
 class FilteringReader(LanceReader):
@@ -202,7 +207,8 @@ class FilteringReader(LanceReader):
         self.filter = " AND ".join(taken) or None
 
 
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the types of ``schema``; ValueError says which column Spark cannot hold."""
     import pyarrow as pa
 
     columns = []

@@ -27,7 +27,7 @@ from airflow_provider_lance.engine.views.spark_source import (
     spark_struct,
     spark_table,
 )
-from airflow_provider_lance.engine.views.spark_view import SparkView, arrow_schema
+from airflow_provider_lance.engine.views.spark_view import PlannedQuery, arrow_schema
 from airflow_provider_lance.storage.table import TableRef
 from tests.engine.view_world import World
 
@@ -42,7 +42,7 @@ def world(tmp_path: Path, spark: SparkSession) -> World:
     return world
 
 
-def test_a_group_by_is_rebuilt_when_its_source_moves(world: World) -> None:
+def test_a_group_by_is_computed_whole_and_then_by_the_groups_that_changed(world: World) -> None:
     definition = world.view("totals", "SELECT shop, count(*) AS n, sum(amount) AS total FROM sales GROUP BY shop")
     assert definition.format == 1000
     assert world.open("totals").schema.names == [], "the schema is settled by the first refresh"
@@ -60,9 +60,12 @@ def test_a_group_by_is_rebuilt_when_its_source_moves(world: World) -> None:
     assert world.rows("totals") == expected()
     assert world.refresh("totals")["mode"] == "no_op"
     world.open("sales").delete("id < 10")
-    second = world.refresh("totals")
-    assert (second["mode"], second["rows_deleted"]) == ("rebuild", 4)
-    assert "Spark SQL" in second["reason"]
+    second = world.refresh("totals", refresh_policy="incremental")
+    assert (second["mode"], second["technique"], second["rows_deleted"]) == ("incremental", "affected keys", 4)
+    assert world.rows("totals") == expected()
+    world.open("sales").delete("id = 11")
+    third = world.refresh("totals", refresh_policy="full")
+    assert (third["mode"], third["reason"]) == ("rebuild", "a full refresh was asked for")
     assert world.rows("totals") == expected()
 
 
@@ -77,10 +80,10 @@ def test_a_join_follows_both_its_tables(world: World) -> None:
     world.refresh("named")
     assert world.rows("named") == expected()
     world.open("shops").update({"name": "'uno'"}, where="shop = 1")
-    assert world.refresh("named")["mode"] == "rebuild"
+    assert world.refresh("named", refresh_policy="incremental")["technique"] == "affected keys"
     assert world.rows("named") == expected()
     world.append("sales", world.open("sales").to_table(limit=3))
-    assert world.refresh("named")["mode"] == "rebuild"
+    assert world.refresh("named", refresh_policy="incremental")["technique"] == "appended rows"
     assert world.rows("named") == expected()
     assert world.refresh("named")["mode"] == "no_op"
 
@@ -344,7 +347,7 @@ def test_filters_are_not_pushed_where_the_plan_that_runs_scans_a_table_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = {"sales": TableReads(frozenset(["id"]), once=True)}
-    monkeypatch.setattr(SparkView, "_reads", lambda *_: wrong)
+    monkeypatch.setattr(PlannedQuery, "reads", lambda _, source: wrong[source])
     world.view("ends", "SELECT id FROM sales WHERE id < 2 UNION ALL SELECT id FROM sales WHERE id > 37")
     world.refresh("ends")
     assert world.rows("ends") == [(0,), (1,), (38,), (39,)]
@@ -354,7 +357,7 @@ def test_a_column_that_was_not_planned_fails_instead_of_being_null(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = {"sales": TableReads(frozenset(["id"]), once=True)}
-    monkeypatch.setattr(SparkView, "_reads", lambda *_: wrong)
+    monkeypatch.setattr(PlannedQuery, "reads", lambda _, source: wrong[source])
     world.view("amounts", "SELECT id, max(amount) AS amount FROM sales GROUP BY id")
     with pytest.raises(JobError, match="column amount was planned as one that is not read"):
         world.refresh("amounts")
