@@ -91,13 +91,19 @@ def result_text(result: Mapping[str, object] | None) -> str:
     if version is not None:
         parts.append(f"version {version}")
     if mode:
-        parts.append(f"by {'a rebuild' if mode == 'rebuild' else f'an {mode} refresh'}")
+        keys, technique = result.get("keys"), result.get("technique")
+        how = f" ({counted(keys, 'affected key')})" if isinstance(keys, int) and mode != "rebuild" else ""
+        if not how and isinstance(technique, str) and mode != "rebuild":
+            how = f" ({technique})"
+        parts.append(f"by {'a rebuild' if mode == 'rebuild' else f'an {mode} refresh'}{how}")
     return ", ".join(parts)
 
 
 def _plan_text(plan: Mapping[str, object], result: Mapping[str, object]) -> str:
     source_rows, rows = plan.get("source_rows"), plan.get("rows")
     if isinstance(source_rows, int):
+        if result.get("mode") == "refused":
+            return f"would fail: {result.get('reason')}"
         work = "rebuild the view from" if result.get("mode") == "rebuild" else "apply the changes of"
         reason = f" ({result['reason']})" if result.get("reason") else ""
         return f"would {work} {counted(source_rows, 'source row')}{reason}"

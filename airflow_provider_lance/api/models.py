@@ -139,14 +139,18 @@ class CreateMaterializedViewQueryRequest(_Request):
     query: str
     with_no_data: bool | None = None
     auto_refresh: bool | None = None
+    refresh_policy: str | None = None
 
 
 class RefreshMaterializedViewRequest(_Request):
-    """The spec's request, and ``full``, with which everything is computed instead of the changes."""
+    """The spec's request, with ``full`` and ``refresh_policy``: whether the changes or all rows are computed."""
 
     id: list[str] | None = None
     src_version: StrictInt | None = Field(default=None, description="Version of the source; its newest by default")
     full: StrictBool | None = Field(default=None, description="Compute everything instead of the changes")
+    refresh_policy: str | None = Field(
+        default=None, description="auto, incremental, incremental_strict or full; the view's own by default"
+    )
     max_rows_per_fragment: StrictInt | None = None
     concurrency: StrictInt | None = None
     intra_applier_concurrency: StrictInt | None = None

@@ -51,6 +51,11 @@ def add_commands(commands: Subparsers) -> None:
     )
     refresh.add_argument("view", help="the view, such as long_articles or 'sales$totals'")
     refresh.add_argument("--full", action="store_true", help="compute all rows instead of the changes")
+    refresh.add_argument(
+        "--policy",
+        choices=["auto", "incremental", "incremental_strict", "full"],
+        help="the cheaper way, by what changed, fail instead of computing all rows, or all rows (default: the view's)",
+    )
     refresh.add_argument("--src-version", type=whole_number, metavar="N", help="refresh to this version of the source")
     _job_arguments(refresh)
 
@@ -83,6 +88,7 @@ def _refresh(options: argparse.Namespace) -> int:
         {},
         id=parse_id(options.view),
         full=options.full or None,
+        refresh_policy=options.policy,
         src_version=options.src_version,
     )
 

@@ -41,11 +41,13 @@ CREATE_FIELDS: dict[str, Reader] = {
     "udtf_spec": as_mapping,
     "with_no_data": as_boolean,
     "auto_refresh": as_boolean,
+    "refresh_policy": as_text,
 }
 #: The fields of ``RefreshMaterializedView``, besides ``id``, and what a rendered value must be. Each is an argument.
 REFRESH_FIELDS: dict[str, Reader] = {
     "src_version": as_integer,
     "full": as_boolean,
+    "refresh_policy": as_text,
     "max_rows_per_fragment": as_integer,
     "concurrency": as_integer,
     "intra_applier_concurrency": as_integer,
@@ -91,6 +93,9 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
     :param udtf_spec: The function of a ``udtf`` or ``chunker`` view. (templated)
     :param with_no_data: Whether the view is only defined, without a first refresh. (templated)
     :param auto_refresh: Whether the server refreshes the view when its source changes. (templated)
+    :param refresh_policy: How the view is refreshed: ``auto`` (the cheaper way), ``incremental`` (computed anew only
+        where no technique applies), ``incremental_strict`` (fails instead of being computed anew) or ``full``.
+        (templated)
     :param if_exists: What happens if the view exists. ``fail`` fails the task. ``skip`` succeeds without a job, and
         ``refresh`` refreshes the view, both only if its definition is equal, and fail with both texts otherwise.
         ``replace`` replaces a different definition and refreshes. Readers keep the old rows, in the old columns, until
@@ -134,6 +139,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         udtf_spec: Mapping[str, object] | str | None = None,
         with_no_data: bool | str = False,
         auto_refresh: bool | str | None = None,
+        refresh_policy: str | None = None,
         if_exists: IfViewExists = "fail",
         **kwargs: Unpack[JobArguments],
     ) -> None:
@@ -149,6 +155,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
         self.udtf_spec = udtf_spec
         self.with_no_data = with_no_data
         self.auto_refresh = auto_refresh
+        self.refresh_policy = refresh_policy
         self.if_exists = choice("if_exists", if_exists, IfViewExists)
 
     def request(self) -> dict[str, object]:
@@ -216,6 +223,9 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
         (templated)
     :param src_version: The version of the source to refresh to. By default it is the newest. (templated)
     :param full: Whether the view is rebuilt instead of applying the changes of its source. (templated)
+    :param refresh_policy: How the view is refreshed: ``auto`` (the cheaper way), ``incremental`` (computed anew only
+        where no technique applies), ``incremental_strict`` (fails instead of being computed anew) or ``full``. The
+        default is the policy of the view. (templated)
     :param max_rows_per_fragment: The largest number of rows in a new fragment of the view. (templated)
     :param concurrency: How many Spark tasks run at once. (templated)
     :param intra_applier_concurrency: How many threads of a Spark task call the function. (templated)
@@ -251,6 +261,7 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
         *,
         src_version: int | str | None = None,
         full: bool | str | None = None,
+        refresh_policy: str | None = None,
         max_rows_per_fragment: int | str | None = None,
         concurrency: int | str | None = None,
         intra_applier_concurrency: int | str | None = None,
@@ -263,6 +274,7 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
         super().__init__(**kwargs)
         self.src_version = src_version
         self.full = full
+        self.refresh_policy = refresh_policy
         self.max_rows_per_fragment = max_rows_per_fragment
         self.concurrency = concurrency
         self.intra_applier_concurrency = intra_applier_concurrency
@@ -279,7 +291,7 @@ class LanceRefreshMaterializedViewOperator(_ViewOperator):
         from airflow_provider_lance.tasks.lineage import view_sources
 
         request = self.request()
-        if request.get("full") or "src_version" in request:
+        if request.get("full") or request.get("refresh_policy") == "full" or "src_version" in request:
             return None
         try:
             sources = view_sources(self.hook, table_id)

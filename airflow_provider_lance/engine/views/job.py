@@ -177,7 +177,7 @@ def _refusal(refresh: Refresh, because: NotComparable) -> str | None:
     if refresh.request.policy != STRICT or not refresh.state.has_rows:
         return None
     return (
-        f"The view would have to be computed anew, and refresh_policy {STRICT} forbids that: {because}. "
+        f"The view would have to be computed anew, and refresh_policy incremental_strict forbids that: {because}. "
         "A refresh with refresh_policy full or auto does it."
     )
 

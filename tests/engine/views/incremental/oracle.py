@@ -125,6 +125,7 @@ class Oracle:
     spark: SparkSession
     techniques: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
+    tables: tuple[str, ...] = TABLES
 
     def runs(self, query: str) -> bool:
         """Whether Spark can plan and run the query at all: its optimizer fails on some unions."""
@@ -146,14 +147,14 @@ class Oracle:
     def by_spark(self, query: str) -> Counter[Row]:
         session = self.spark.newSession()
         session.conf.set("spark.sql.session.timeZone", "UTC")
-        for name in TABLES:
+        for name in self.tables:
             table = self.world.open(name).to_table()
             arrow_frame(session, table, spark_struct(table.schema)).createOrReplaceTempView(name)
         return rows_of(session.sql(query).toArrow())
 
     def by_duckdb(self, query: str) -> Counter[Row] | None:
         with duckdb.connect() as database:
-            for name in TABLES:
+            for name in self.tables:
                 rows = self.world.open(name).to_table()  # noqa: F841 - DuckDB finds it by its name
                 database.execute(f"CREATE TABLE {name} AS FROM rows")
             try:
