@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from airflow_provider_lance.api.commit_client import CommitClient
 from airflow_provider_lance.api.job_states import JobState, JobType
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.api.retry import NO_RETRY
@@ -20,9 +21,8 @@ from airflow_provider_lance.engine.job.driver_work import DRIVER_ROWS
 from airflow_provider_lance.engine.job.failpoints import failpoint
 
 if TYPE_CHECKING:
+    from lance_namespace import LanceNamespace
     from pyspark.sql import SparkSession
-
-    from airflow_provider_lance.api.client import LanceClient
 
 log = logging.getLogger("airflow_provider_lance.engine")
 
@@ -84,7 +84,7 @@ def _run_claim(settings: Settings, pulse: Wire, claim: Claim, assignment: Assign
             make_spark=lambda: runtime.make_spark(application_name(spec)),
             reporter=reporter,
             storage_options=reporter.storage_options,
-            connect=lambda: clients.enter_context(_client(settings)),
+            connect=lambda: cast("LanceNamespace", clients.enter_context(CommitClient(settings))),
             job_id=claim.job_id,
             attempt=assignment.attempt,
             driver_rows=runtime.driver_rows,
@@ -99,12 +99,6 @@ def _run_claim(settings: Settings, pulse: Wire, claim: Claim, assignment: Assign
         heard = reporter.finish(state, result, failure)
         failpoint("after-report")
     return Ended(exit_of(state) if heard else EXIT_LOST, context.user_code)
-
-
-def _client(settings: Settings) -> LanceClient:
-    from airflow_provider_lance.api.client import LanceClient
-
-    return LanceClient(settings)
 
 
 def execute(context: JobContext) -> tuple[JobState, Mapping[str, object] | None, JobFailure | None]:

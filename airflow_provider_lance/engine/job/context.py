@@ -94,7 +94,7 @@ class JobContext:
     """One running job.
 
     ``make_spark`` is called on first use, so that a job with nothing to do starts no Spark. So is ``connect``, which
-    returns a client of the namespace: its import takes a second, and few jobs commit through a namespace. ``admit``
+    returns a client of the namespace through which the job commits. ``admit``
     raises if this process must not run the code of a user, or none, whose identity it is given.
     """
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from airflow_provider_lance.api.commit_client import PlainAnswer
 from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.storage.commits import COMMIT_ID
 from airflow_provider_lance.storage.history import read_commit
@@ -80,13 +81,6 @@ class ViewTable:
         return namespace, list(self.table_id)
 
 
-class _Answer(dict[str, object]):
-    """An answer as Lance's Rust side reads it, which expects a model."""
-
-    def model_dump(self, **_: object) -> dict[str, object]:
-        return dict(self)
-
-
 class LocalVersions:
     """The versions of one table on a local disk, whatever its directory is called (nested tables end in no .lance)."""
 
@@ -101,7 +95,7 @@ class LocalVersions:
         if _field(request, "descending"):
             found.reverse()
         limit = _field(request, "limit")
-        return _Answer(versions=[_described(path) for path in found[: limit if isinstance(limit, int) else None]])
+        return PlainAnswer(versions=[_described(path) for path in found[: limit if isinstance(limit, int) else None]])
 
     def describe_table_version(self, request: Any) -> object:
         wanted = _field(request, "version")
@@ -110,7 +104,7 @@ class LocalVersions:
             from lance_namespace.errors import TableVersionNotFoundError
 
             raise TableVersionNotFoundError(f"version {wanted} is not in {self._folder}")
-        return _Answer(version=_described(chosen[-1]))
+        return PlainAnswer(version=_described(chosen[-1]))
 
     def create_table_version(self, request: Any) -> object:
         staged = Path("/", str(_field(request, "manifest_path")))
@@ -120,7 +114,7 @@ class LocalVersions:
         except FileExistsError:
             raise _conflict(f"version {_field(request, 'version')} exists already") from None
         staged.unlink()
-        return _Answer(version=_described(final))
+        return PlainAnswer(version=_described(final))
 
     def _versions(self) -> list[Path]:
         return sorted(self._folder.glob("*.manifest"), key=lambda path: named_version(path.name))

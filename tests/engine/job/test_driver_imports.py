@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
+from lance.namespace import DirectoryNamespace
 
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
 from airflow_provider_lance.engine.spark.submit_command import APPLICATION
-from tests.engine.backfills import assert_filled, people
+from tests.engine.backfills import assert_filled, declare, people
 from tests.engine.job_server import JobServer
 from tests.engine.view_world import create_view
 
@@ -39,11 +43,37 @@ print(*(name for name in {HEAVY!r} if name in sys.modules))
 """
 
 
-def loaded(spec: Mapping[str, object], folder: Path, *options: str, ran_on: str = "driver") -> str:
+class NamespaceServer(JobServer):
+    """A server that also manages the versions of its tables."""
+
+    namespace: Any = None
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        super().__init__(spec)
+        self.created: list[int] = []
+
+    def serve(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        found = re.fullmatch(r"/v1/table/(\w+)/version/(list|describe|create)", path)
+        if found is None:
+            return super().serve(path, body)
+        operation = "list_table_versions" if found[2] == "list" else f"{found[2]}_table_version"
+        if found[2] == "create":
+            self.created.append(body["version"])
+        answer = getattr(self.namespace, operation)({**body, "id": [found[1]]})
+        return 200, dict(answer)
+
+
+def loaded(
+    spec: Mapping[str, object],
+    folder: Path,
+    *options: str,
+    ran_on: str = "driver",
+    server: JobServer | None = None,
+) -> str:
     """Run a job as a driver of a server, and say what it has loaded."""
     token = folder / "token.json"
     token.write_text('{"launch_token": "launch", "api_key": "secret"}')
-    server = JobServer(dict(spec))
+    server = server or JobServer(dict(spec))
     arguments = ["--job-id", "job", "--attempt", "1", "--namespace", server.url, *options]
     try:
         answer = subprocess.run(
@@ -68,6 +98,27 @@ def test_a_backfill_of_few_rows_loads_lance_alone(tmp_path: Path, uri: str) -> N
     assert loaded(spec, tmp_path) == "lance"
     assert_filled(uri)
     assert loaded(spec, tmp_path) == "lance", "nothing is to be done"
+
+
+def test_a_commit_through_the_namespace_loads_none_of_its_models(tmp_path: Path) -> None:
+    namespace: Any = DirectoryNamespace(  # type: ignore[no-untyped-call]
+        root=str(tmp_path), table_version_tracking_enabled="true", manifest_enabled="true"
+    )
+    rows = pa.table({"id": pa.array(range(100), pa.int64()), "text": ["x"] * 100})
+    dataset = lance.write_dataset(rows, namespace_client=namespace, table_id=["t"], mode="create")
+    declare(dataset, "n", "length(text) + id")
+    spec = {
+        "job_type": "backfill_column",
+        "table_id": ["t"],
+        "location": dataset.uri,
+        "request": {"column": "n"},
+        "managed": True,
+    }
+    server = NamespaceServer(dict(spec))
+    server.namespace = namespace
+    assert loaded(spec, tmp_path, server=server) == "lance"
+    assert server.created == [3]
+    assert lance.dataset(namespace_client=namespace, table_id=["t"]).count_rows("n = id + 1") == 100
 
 
 @pytest.mark.parametrize("name", ["view.lance", "5553a3ef_team$view"])
