@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from airflow_provider_lance.definitions.json_types import JsonObject
 
@@ -22,20 +22,22 @@ IMPORT_PATH_BACKEND = "ImportPathUDFSpecV1"
 CLOUDPICKLE_BACKEND = "CloudpickleUDFSpecV1"
 BACKENDS = (IMPORT_PATH_BACKEND, CLOUDPICKLE_BACKEND)
 
-CALLS = ("scalar", "batch")
+Call = Literal["scalar", "batch", "arrays"]
+CALLS = get_args(Call)
 ON_ERROR = ("fail", "null", "retry")
 DEFAULT_RETRIES = 3
 # The pickle is in the table's manifest, which every reader loads. Models belong in files that setup() opens.
 MAX_PICKLE_BYTES = 1 << 20
 
-_OPTIONS = "__lance_udf__"
+#: Where the decorator keeps its options. They travel in the envelope, and the pickle of the function leaves them out.
+OPTIONS_ATTRIBUTE = "__lance_udf__"
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
 class UdfOptions(TypedDict, total=False):
     """How a function is called and what happens where it raises: the arguments of :func:`udf`."""
 
-    call: Literal["scalar", "batch"]
+    call: Call
     on_error: Literal["fail", "null", "retry"]
     retries: int | None
 
@@ -65,9 +67,10 @@ class ErrorPolicy:
 class UdfEnvelope:
     """One wrapped function.
 
-    A function is called with the values of one row and returns one value (``call`` is ``scalar``), or it is called with
-    a ``pyarrow.RecordBatch`` and returns an array or batch of as many rows (``batch``). A class is instantiated once in
-    each worker, its optional ``setup()`` is called, and the instance is called like a function.
+    A function is called with the values of one row and returns one value (``call`` is ``scalar``). Or it is called with
+    a ``pyarrow.RecordBatch`` (``batch``) or with one ``pyarrow.Array`` for each input (``arrays``), and returns as many
+    values in an array or batch. A class is instantiated once in each worker, its optional ``setup()`` is called, and
+    the instance is called like a function.
     """
 
     backend: str
@@ -156,32 +159,52 @@ def _with_pickle(envelope: UdfEnvelope, document: JsonObject) -> UdfEnvelope:
     return replace(envelope, pickle=payload, sha256=stated, python=document.get("python"))
 
 
+@overload
+def udf(function: _F, /) -> _F: ...
+
+
+@overload
 def udf(
     *,
-    call: Literal["scalar", "batch"] = "scalar",
-    on_error: Literal["fail", "null", "retry"] = "fail",
+    call: Call | None = None,
+    on_error: Literal["fail", "null", "retry"] | None = None,
     retries: int | None = None,
-) -> Callable[[_F], _F]:
+) -> Callable[[_F], _F]: ...
+
+
+def udf(
+    function: _F | None = None,
+    /,
+    *,
+    call: Call | None = None,
+    on_error: Literal["fail", "null", "retry"] | None = None,
+    retries: int | None = None,
+) -> _F | Callable[[_F], _F]:
     """Mark a function or class with how it is called; the options become part of its envelope.
 
-    >>> @udf(call="batch", on_error="null", retries=2)
-    ... def length(batch):
-    ...     return pyarrow.compute.utf8_length(batch.column("text"))
+    >>> @udf(on_error="null", retries=2)
+    ... def length(text: pa.Array) -> Annotated[pa.Array, "int32"]:
+    ...     return pyarrow.compute.utf8_length(text)
 
-    :param call: ``"scalar"`` calls the function with the values of one row, and it returns one value. ``"batch"`` calls
-        it with a ``pyarrow.RecordBatch`` of the inputs, and it returns an array of as many rows.
-    :param on_error: What happens to a row whose function raises. ``"fail"`` fails the job, ``"null"`` stores a null
-        (a chunker leaves the row out), and ``"retry"`` calls the function again before it fails the job.
+    The annotations say the rest: parameters are columns, and the return annotation is the type of the result.
+
+    :param function: The function, where the decorator is used without parentheses.
+    :param call: How the function is called. ``"scalar"`` calls it with the values of one row, and it returns one value.
+        ``"arrays"`` calls it with one ``pyarrow.Array`` for each input, and ``"batch"`` with one
+        ``pyarrow.RecordBatch`` of them; it returns an array of as many rows. By default the annotations decide:
+        ``pa.RecordBatch``, ``pa.Array``, or anything else for the values of a row.
+    :param on_error: What happens to a row whose function raises. ``"fail"`` (the default) fails the job, ``"null"``
+        stores a null (a chunker leaves the row out), and ``"retry"`` calls the function again before it fails the job.
     :param retries: How many times the function is called again for a row before ``on_error`` applies. The default is 3
         for ``on_error="retry"`` and 0 otherwise.
     """
-    options = UdfOptions(call=call, on_error=on_error, retries=retries)
+    given = {"call": call, "on_error": on_error, "retries": retries}
 
-    def mark(function: _F) -> _F:
-        setattr(function, _OPTIONS, options)
-        return function
+    def mark(marked: _F) -> _F:
+        setattr(marked, OPTIONS_ATTRIBUTE, {name: value for name, value in given.items() if value is not None})
+        return marked
 
-    return mark
+    return mark if function is None else mark(function)
 
 
 def wrap(function: Callable[..., object] | str, **options: Unpack[UdfOptions]) -> UdfEnvelope:
@@ -193,12 +216,14 @@ def wrap(function: Callable[..., object] | str, **options: Unpack[UdfOptions]) -
     :param options: The options ``call``, ``on_error`` and ``retries`` of :func:`udf`. They take precedence over those
         of the function's own decorator.
     """
-    chosen = UdfOptions(**{**getattr(function, _OPTIONS, {}), **options})
+    chosen = UdfOptions(**{**getattr(function, OPTIONS_ATTRIBUTE, {}), **options})
     if isinstance(function, str):
         envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path=function, **chosen)
     else:
         from airflow_provider_lance.definitions.function_pickling import pickle_function
+        from airflow_provider_lance.definitions.function_signature import infer_call
 
+        chosen.setdefault("call", infer_call(function))
         payload = pickle_function(function)
         envelope = UdfEnvelope(
             CLOUDPICKLE_BACKEND,

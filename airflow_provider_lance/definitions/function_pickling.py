@@ -23,12 +23,13 @@ from types import CodeType, FunctionType, ModuleType
 
 import cloudpickle
 
-from airflow_provider_lance.definitions.function_envelope import UdfError
+from airflow_provider_lance.definitions.function_envelope import OPTIONS_ATTRIBUTE, UdfError
 
 #: Airflow imports a DAG file under this prefix and the SHA-1 of its path. No other process can import that name.
 _DAG_FILE = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
 _OWN_PACKAGE = __name__.partition(".")[0]  # the engine ships it to the workers
 _MODULE_MACHINERY = ("__builtins__", "__cached__", "__file__", "__loader__", "__path__", "__spec__")
+_NOT_STORED = ("__firstlineno__", OPTIONS_ATTRIBUTE)  # attributes of a class
 _ADVICE = "Make it inside the function, or in setup() of a class (docs/udfs.md, What travels)."
 # The program looks for top-level names only, because Python imports a package to find its submodules.
 _ASK = """
@@ -88,12 +89,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             self.globals_ref.setdefault(id(obj.__globals__), names)
         reduced = super().reducer_override(obj)
         if isinstance(obj, FunctionType) and isinstance(reduced, tuple):
+            reduced[2][0].pop(OPTIONS_ATTRIBUTE, None)
             slots = reduced[2][1]
             slots["__globals__"] = self._stable(slots["__globals__"])
             slots["__module__"] = plain_module_name(slots.get("__module__") or "")
         elif isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
             make, arguments, (members, *slots), *rest = reduced
-            members = {name: value for name, value in members.items() if name != "__firstlineno__"}
+            members = {name: value for name, value in members.items() if name not in _NOT_STORED}
             # Without the id of a tracker, each unpickled class is one of its own.
             arguments = (*map(self._stable, arguments[:-2]), None, arguments[-1])
             return make, arguments, (self._stable(members), *slots), *rest

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from airflow_provider_lance.definitions.arrow_types import encode_schema
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfError, UdfOptions, wrap
+from airflow_provider_lance.definitions.function_envelope import (
+    OPTIONS_ATTRIBUTE,
+    UdfEnvelope,
+    UdfError,
+    UdfOptions,
+    wrap,
+)
 from airflow_provider_lance.definitions.view_definition import read_output_schema
 
 if TYPE_CHECKING:
@@ -68,4 +74,6 @@ def wrap_table_function(
     :param options: The options ``call``, ``on_error`` and ``retries`` of :func:`udf`. They take precedence over those
         of the function's own decorator.
     """
+    if "call" not in getattr(function, OPTIONS_ATTRIBUTE, {}):
+        options.setdefault("call", "scalar")  # the spec of the view says how its function is called
     return TableFunction(wrap(function, **options), output)

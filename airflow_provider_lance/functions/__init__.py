@@ -10,6 +10,7 @@ from __future__ import annotations
 from airflow_provider_lance.definitions.arrow_types import encode_schema
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
 from airflow_provider_lance.definitions.function_envelope import UdfError, udf, wrap
+from airflow_provider_lance.definitions.function_signature import row_schema
 from airflow_provider_lance.definitions.table_function import wrap_table_function
 from airflow_provider_lance.functions.column import UdfColumn
 from airflow_provider_lance.functions.view import table_function_spec
@@ -18,6 +19,7 @@ __all__ = [
     "UdfColumn",
     "UdfError",
     "encode_schema",
+    "row_schema",
     "table_function_spec",
     "udf",
     "virtual_column_entry",

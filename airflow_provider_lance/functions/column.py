@@ -4,31 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from airflow_provider_lance.definitions.arrow_types import arrow_schema
 from airflow_provider_lance.definitions.function_envelope import UdfError, UdfOptions, wrap
+from airflow_provider_lance.definitions.function_signature import check_inputs, infer_inputs, infer_outputs
 from airflow_provider_lance.definitions.json_types import JsonObject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
 class UdfColumn:
     """A column that a Python function computes, for ``LanceAddColumnsOperator``.
 
+    >>> def words(text: str) -> int: ...
+    >>> UdfColumn(words)
     >>> UdfColumn("features.text:embed", inputs=["text"], type="float32[384]")
 
-    :param function: The import path ``"package.module:function"`` of a function that is installed where Spark's workers
-        run; or a function or class, which is pickled into the table with everything that it uses of the DAG file and of
-        modules beside it. The server must allow pickles.
-    :param inputs: The columns that the function gets, as field paths such as ``"text"`` or ``"meta.title"``.
+    :param function: A function or class, which is pickled into the table with everything that it uses of the DAG file
+        and of modules beside it; the server must allow pickles. Or the import path ``"package.module:function"`` of a
+        function that is installed where Spark's workers run, with ``inputs`` and ``type``.
+    :param inputs: The columns that the function gets, in the order of its parameters, as field paths such as ``"text"``
+        or ``"meta.title"``. By default they are the names of its parameters that have no default.
     :param type: The type of the column in Arrow's notation, such as ``"int64"``, ``"list<string>"`` or
-        ``"float32[384]"``, as ``LanceCreateTableOperator`` takes it.
-    :param options: How the function is called: ``call``, ``on_error`` and ``retries``, as ``@udf`` takes them. These
-        options take precedence over those of the function's own ``@udf`` decorator.
+        ``"float32[384]"``, as ``LanceCreateTableOperator`` takes it, or as an Arrow type. By default it is the type of
+        the return annotation. A dataclass or TypedDict becomes one column for each of its fields.
+    :param options: How the function is called: the arguments of ``@udf``. These options take precedence over those of
+        the function's own ``@udf`` decorator.
     :param version: The version of the function. Another version makes the values that were computed before outdated.
     """
 
     function: Callable[..., object] | str
-    inputs: list[str]
-    type: str
+    inputs: list[str] | None = None
+    type: str | pa.DataType | None = None
     options: UdfOptions = field(default_factory=UdfOptions)
     version: str = "1"
 
@@ -38,25 +48,41 @@ class UdfColumn:
         return self.function if isinstance(self.function, str) else getattr(self.function, "__name__", "udf")
 
     def __repr__(self) -> str:
-        return f"UdfColumn({self.name}, inputs={self.inputs}, type={self.type!r})"
+        parts = [self.name]
+        parts += [] if self.inputs is None else [f"inputs={self.inputs}"]
+        parts += [] if self.type is None else [f"type={str(self.type)!r}"]
+        return f"UdfColumn({', '.join(parts)})"
 
     def entry(self, column: str) -> JsonObject:
         """The ``virtual_column`` of an ``add_columns`` request. The function is wrapped when this is called.
 
         :param column: The name of the column that the function fills.
         """
-        from airflow_provider_lance.definitions.arrow_types import arrow_schema
         from airflow_provider_lance.definitions.column_rules import virtual_column_entry
 
-        kind = arrow_schema({column: self.type}).field(column).type
         try:
             envelope = wrap(self.function, **self.options)
+            inputs = self._inputs(envelope.call)
+            outputs = self._outputs(column)
         except UdfError as error:
             raise UdfError(f"The column {column!r} cannot be declared: {error}") from error
-        return virtual_column_entry(
-            envelope,
-            inputs=self.inputs,
-            outputs={column: kind},
-            name=self.name,
-            version=self.version,
-        )
+        return virtual_column_entry(envelope, inputs=inputs, outputs=outputs, name=self.name, version=self.version)
+
+    def _inputs(self, call: str) -> list[str]:
+        if isinstance(self.function, str):
+            if self.inputs is None:
+                raise UdfError(f"the import path {self.function} does not say its inputs: give inputs=[…].")
+            return self.inputs
+        if self.inputs is None:
+            return infer_inputs(self.function, call)
+        check_inputs(self.function, call, self.inputs)
+        return self.inputs
+
+    def _outputs(self, column: str) -> dict[str, pa.DataType]:
+        if isinstance(self.type, str):
+            return {column: arrow_schema({column: self.type}).field(column).type}
+        if self.type is not None:
+            return {column: self.type}
+        if isinstance(self.function, str):
+            raise UdfError(f"the import path {self.function} does not say what it returns: give type=….")
+        return infer_outputs(self.function, column)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from airflow_provider_lance.definitions.function_envelope import UdfOptions
+from airflow_provider_lance.definitions.function_envelope import UdfError, UdfOptions
+from airflow_provider_lance.definitions.function_signature import check_inputs, infer_call, infer_inputs, row_schema
 from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.table_function import wrap_table_function
 from airflow_provider_lance.definitions.table_function_spec import UdtfSpec, text_sha
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def table_function_spec(
     function: Callable[..., object] | str,
     *,
-    output: pa.Schema,
+    output: pa.Schema | None = None,
     kind: Literal["chunker", "udtf"] = "chunker",
     inputs: Sequence[str] | None = None,
     name: str | None = None,
@@ -34,20 +35,23 @@ def table_function_spec(
 ) -> JsonObject:
     """The ``udtf_spec`` of a CreateMaterializedView request, for a view whose rows a Python function makes.
 
-    >>> table_function_spec(split_words, output=words, inputs=["id", "text"])
+    >>> def chunks(id: int, text: str) -> Iterator[Chunk]: ...
+    >>> table_function_spec(chunks)
 
     :param function: The import path ``"package.module:function"`` of a function that is installed where Spark's workers
         run; or a function or class, which is pickled.
-    :param output: The schema of the rows that the function yields. The request's ``output_schema`` is the same schema,
-        encoded with :func:`encode_schema`.
+    :param output: The schema of the rows that the function yields. By default it is made of the dataclass or TypedDict
+        in the function's return annotation, such as ``Iterator[Chunk]``. The request's ``output_schema`` is the same
+        schema, encoded with :func:`encode_schema`; :func:`row_schema` gives the one of the annotation.
     :param kind: ``"chunker"`` makes any number of rows of each source row and follows the changes of its source.
         ``"udtf"`` gets whole partitions of the source and is always rebuilt. The view's kind must be the same.
-    :param inputs: The columns of the source query that the function gets. A chunker needs them; a ``udtf`` gets all
-        columns by default.
+    :param inputs: The columns of the source query that the function gets. For a chunker they are by default the names
+        of its parameters that have no default. A ``udtf`` gets all columns by default.
     :param name: The name of the function that the view's description shows. The default is the function's own name, or
         its import path.
     :param version: The version of the function that the view's description shows.
-    :param batch: Whether a chunker gets a ``pyarrow.RecordBatch`` of many rows instead of the values of one row.
+    :param batch: Whether a chunker gets a ``pyarrow.RecordBatch`` of many rows instead of the values of one row. By
+        default the annotation of its parameter decides.
     :param partition_by: The column of the source query by whose values the rows of a ``udtf`` are partitioned.
     :param partition_by_indexed_column: The column whose IVF index partitions the rows of a ``udtf``.
     :param error_handling: What happens to a partition of a ``udtf`` whose function raises, such as
@@ -59,6 +63,15 @@ def table_function_spec(
     :param options: The options ``on_error`` and ``retries`` of :func:`udf` for the rows of a chunker. They take
         precedence over those of the function's own decorator.
     """
+    if output is None:
+        if isinstance(function, str):
+            raise UdfError(f"the import path {function} does not name the columns of its rows: give output=….")
+        output = row_schema(function)
+    if kind == "chunker" and not isinstance(function, str):
+        batch = _takes_batches(function) if batch is None else batch
+        call = "batch" if batch else "scalar"
+        inputs = infer_inputs(function, call) if inputs is None else inputs
+        check_inputs(function, call, inputs)
     text = wrap_table_function(function, output, **options).encode()
     fields: JsonObject = {
         "kind": kind,
@@ -79,3 +92,11 @@ def table_function_spec(
     spec = {key: value for key, value in fields.items() if value is not None}
     UdtfSpec.from_request(kind, spec)
     return spec
+
+
+def _takes_batches(function: Callable[..., object]) -> bool | None:
+    """Whether the annotations of a chunker ask for batches; None where they do not, as a request leaves it out."""
+    call = infer_call(function)
+    if call == "arrays":
+        raise UdfError("a chunker gets the values of one row or a pa.RecordBatch, and not a pa.Array for each column.")
+    return True if call == "batch" else None

@@ -14,6 +14,7 @@ from airflow_provider_lance.definitions.column_rules import computed_field, virt
 from airflow_provider_lance.definitions.function_envelope import wrap
 from airflow_provider_lance.engine.backfill.job import BackfillResult, run_backfill
 from airflow_provider_lance.engine.job.context import JobContext, Reporter, SilentReporter
+from airflow_provider_lance.functions import UdfColumn
 
 if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
@@ -46,6 +47,11 @@ def declare_function(
     version = options.pop("version", "1")
     entry = virtual_column_entry(wrap(function, **options), inputs=inputs, outputs=dict(outputs), version=version)
     dataset.add_columns(virtual_fields(dataset.schema, entry))
+
+
+def declare_column(dataset: lance.LanceDataset, name: str, column: UdfColumn) -> None:
+    """Declare a column as ``LanceAddColumnsOperator`` does."""
+    dataset.add_columns(virtual_fields(dataset.schema, column.entry(name)))
 
 
 def rename_column(uri: str, name: str, new_name: str) -> None:

@@ -81,9 +81,9 @@ def test_a_table_functions_spec_has_what_was_given() -> None:
 
 def test_a_spec_that_a_server_would_refuse_is_refused_where_it_is_written() -> None:
     with pytest.raises(InvalidInputError, match="input_columns is required for a chunker"):
-        table_function_spec(split_words, output=WORDS)
+        table_function_spec("words:split", output=WORDS)
     with pytest.raises(InvalidInputError, match="belongs to batch functions"):
-        table_function_spec(split_words, output=WORDS, inputs=["id"], partition_by="id")
+        table_function_spec(split_words, output=WORDS, inputs=["id", "text"], partition_by="id")
     with pytest.raises(UdfError, match="not of the form package"):
         table_function_spec("split words", output=WORDS, inputs=["id"])
 

@@ -70,7 +70,7 @@ def run_examples() -> None:
 
     for number, example in enumerate(json.load(sys.stdin)):
         with DAG(f"example_{number}", schedule=None):
-            exec(compile(example["code"], example["page"], "exec"), {"__name__": "example"})
+            exec(compile(example["code"], example["page"], "exec", dont_inherit=True), {"__name__": "example"})
 
 
 if __name__ == "__main__":

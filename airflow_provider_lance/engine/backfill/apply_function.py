@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_provider_lance.definitions.column_rules import ColumnRule
 from airflow_provider_lance.definitions.function_envelope import ErrorPolicy, UdfError
 from airflow_provider_lance.engine.backfill.row_batches import BatchSizer, ComputedRows, ScannedRows, null_rows
+from airflow_provider_lance.engine.functions.dataclass_rows import plain_rows
 from airflow_provider_lance.engine.functions.exact_arrays import exact_array
 from airflow_provider_lance.engine.functions.load_function import unwrap
 from airflow_provider_lance.engine.functions.user_traceback import user_traceback
@@ -67,7 +68,7 @@ class FunctionApplier:
     def __call__(self, scanned: ScannedRows) -> ComputedRows:
         offsets, inputs = scanned.offsets, scanned.values
         started = time.monotonic()
-        apply = self._apply_to_batch if self.call == "batch" else self._apply_to_rows
+        apply = self._apply_to_rows if self.call == "scalar" else self._apply_to_batch
         computed = apply(offsets, inputs)
         self.batch_sizer.learn(len(offsets), time.monotonic() - started)
         return computed
@@ -92,9 +93,9 @@ class FunctionApplier:
 
         def build(rows: list[Any]) -> list[AnyArray]:
             if not self.parts:
-                return [exact_array(rows, self.types[0])]
+                return [exact_array(plain_rows(rows), self.types[0])]
             return [
-                exact_array([None if row is None else _output(row, name, at) for row in rows], kind)
+                exact_array(plain_rows([None if row is None else _output(row, name, at) for row in rows]), kind)
                 for name, at, kind in zip(self.parts, self.places, self.types, strict=True)
             ]
 
@@ -113,7 +114,8 @@ class FunctionApplier:
 
     def _apply_to_batch(self, offsets: np.ndarray, inputs: pa.RecordBatch) -> ComputedRows:
         try:
-            columns = self._attempt(lambda: self._columns(self.function(inputs), inputs.num_rows))
+            arguments = inputs.columns if self.call == "arrays" else (inputs,)
+            columns = self._attempt(lambda: self._columns(self.function(*arguments), inputs.num_rows))
         except Exception as error:
             if self.policy.on_error == "fail":
                 place = f"rows {offsets[0]} to {offsets[-1]} of fragment {self.fragment_id}"
@@ -222,7 +224,7 @@ def _slice(column: Any, start: int, stop: int) -> Any:
 
 def _output(row: Any, name: str, at: int) -> Any:
     if not isinstance(row, tuple | list):
-        return row[name]
+        return getattr(row, name) if hasattr(row, "__dataclass_fields__") else row[name]
     if at >= len(row):
         raise ValueError(f"the function returned {len(row)} values, too few for its output {name!r}")
     return row[at]

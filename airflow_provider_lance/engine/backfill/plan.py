@@ -266,7 +266,7 @@ def group_tasks(plan: Plan, rule: ColumnRule, request: BackfillRequest, parallel
 def _rows_per_task(rule: ColumnRule) -> int:
     if rule.envelope is None:
         return SQL_ROWS_PER_TASK
-    return BATCH_ROWS_PER_TASK if rule.envelope.call == "batch" else SCALAR_ROWS_PER_TASK
+    return SCALAR_ROWS_PER_TASK if rule.envelope.call == "scalar" else BATCH_ROWS_PER_TASK
 
 
 def _task_size(plan: Plan, rule: ColumnRule, parallel: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfError
+from airflow_provider_lance.definitions.function_signature import is_stateful
 
 # A worker process runs many tasks, and a stateful function is set up once per process and not once per task.
 _loaded: dict[str, Callable[..., object]] = {}
@@ -18,9 +19,8 @@ def unwrap(envelope: UdfEnvelope) -> Callable[..., object]:
     key = envelope.fingerprint
     if key not in _loaded:
         function = _import(envelope.path) if envelope.path is not None else _unpickle(envelope)
-        # A class like str is a function itself; a class whose instances can be called is a stateful function.
-        if inspect.isclass(function) and any("__call__" in base.__dict__ for base in function.__mro__):
-            function = function()
+        if is_stateful(function):
+            function = cast(type, function)()
             setup = getattr(function, "setup", None)
             if callable(setup):
                 setup()

@@ -11,6 +11,7 @@ from airflow_provider_lance.definitions.expressions import parse_path
 from airflow_provider_lance.definitions.function_envelope import UdfError, UdfPolicy
 from airflow_provider_lance.definitions.table_function import TableFunction
 from airflow_provider_lance.definitions.table_function_spec import UdtfSpec, check_manifest
+from airflow_provider_lance.engine.functions.dataclass_rows import plain_rows
 from airflow_provider_lance.engine.functions.exact_arrays import exact_array
 from airflow_provider_lance.engine.functions.load_function import unwrap
 from airflow_provider_lance.engine.job.context import JobError
@@ -101,13 +102,14 @@ def function_inputs(batch: pa.RecordBatch, paths: tuple[str, ...]) -> pa.RecordB
 
 
 def rows_table(rows: Sequence[object], schema: pa.Schema) -> pa.Table:
-    """The rows of a function as Arrow columns of ``schema``. A row is a dictionary, a tuple, a list or a single value.
+    """The rows of a function as Arrow columns of ``schema``. A row is a dictionary, a dataclass, a tuple, a list
+    or a single value.
 
     ValueError says which value does not fit. A key that a dictionary lacks is null.
     """
     import pyarrow as pa
 
-    names = schema.names
+    names, rows = schema.names, plain_rows(rows)
     columns: Sequence[Sequence[object]]
     dictionaries = [row for row in rows if type(row) is dict]
     if len(dictionaries) == len(rows):
