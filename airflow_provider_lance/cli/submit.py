@@ -40,6 +40,9 @@ def add_commands(commands: Subparsers) -> None:
     backfill.add_argument(
         "--max-failed-rows", type=int, metavar="N", help="fail the job once more rows than this have failed"
     )
+    backfill.add_argument(
+        "--only", choices=["failed"], help="failed: compute just the rows for which the rule failed before"
+    )
     _job_arguments(backfill)
     refresh = add_command(
         commands,
@@ -69,7 +72,8 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _backfill(options: argparse.Namespace) -> int:
-    context = {} if options.max_failed_rows is None else {"max_failed_rows": str(options.max_failed_rows)}
+    given = {"max_failed_rows": options.max_failed_rows, "only": options.only}
+    context = {name: str(value) for name, value in given.items() if value is not None}
     return _submit(
         options,
         "alter_table_backfill_columns",

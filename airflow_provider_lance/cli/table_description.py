@@ -170,7 +170,8 @@ def _rule(metadata: Mapping[str, str]) -> JsonObject | None:
 
 
 def _function(definition: object) -> JsonObject:
-    from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfError
+    from airflow_provider_lance.definitions.failure_policy import UdfError
+    from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
 
     if not isinstance(definition, dict):
         return {"kind": "function", "name": "a function that cannot be read", "inputs": []}

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_lance.definitions.column_rules import ColumnRule, column_rule
 from airflow_provider_lance.definitions.errors import invalid
 from airflow_provider_lance.definitions.expressions import check_filter, one_expression
-from airflow_provider_lance.definitions.function_envelope import ErrorPolicy, UdfError, UdfPolicy
+from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
+from airflow_provider_lance.definitions.function_envelope import UdfPolicy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +61,7 @@ class BackfillRequest:
     max_failed_fraction: float | None = None
     on_error: str | None = None
     retries: int | None = None
+    only: str | None = None
 
     @classmethod
     def parse(cls, request: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> BackfillRequest:
@@ -96,11 +98,10 @@ class BackfillRequest:
 
     def error_policy(self, rule: ColumnRule) -> ErrorPolicy:
         """The request's word on failing rows, else the column's."""
-        if self.on_error is None and self.retries is None:
-            return rule.policy
         inherited = rule.policy
-        retries = inherited.retries or None if self.retries is None else self.retries
-        return ErrorPolicy.of(self.on_error or inherited.on_error, retries)
+        if self.on_error is None:
+            return inherited if self.retries is None else inherited.with_retries(self.retries)
+        return ErrorPolicy.of(self.on_error, inherited.retries or None if self.retries is None else self.retries)
 
     def check(
         self, schema: pa.Schema, *, policy: UdfPolicy | None = None, storage_version: str | None = None
@@ -171,6 +172,10 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
         except UdfError as error:
             raise invalid(str(error)) from None
         found["on_error"] = str(options["on_error"])
+    if options.get("only") is not None:
+        if options["only"] != "failed":
+            raise invalid(f"only is {options['only']!r}; it must be failed")
+        found["only"] = "failed"
     return found
 
 

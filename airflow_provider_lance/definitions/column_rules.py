@@ -23,7 +23,8 @@ from airflow_provider_lance.definitions.expressions import (
     one_expression,
     parse_path,
 )
-from airflow_provider_lance.definitions.function_envelope import BACKENDS, ErrorPolicy, UdfEnvelope, UdfError
+from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
+from airflow_provider_lance.definitions.function_envelope import BACKENDS, UdfEnvelope
 from airflow_provider_lance.definitions.json_types import JsonObject
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from airflow_provider_lance.definitions.column_rules import (
     VIRTUAL_DEFINITION,
 )
 from airflow_provider_lance.definitions.expressions import parse_path
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfError
+from airflow_provider_lance.definitions.failure_policy import UdfError
+from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
 from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.refresh_policy import AUTO
 
@@ -147,8 +148,10 @@ def _virtual_rule(definition: JsonObject) -> JsonObject:
     return rule | {
         "function": envelope.path or pickled,
         "call": envelope.call,
-        "on_error": envelope.policy.on_error,
+        "on_error": [rule.to_dict() for rule in envelope.rules] or envelope.policy.on_error,
         "retries": envelope.policy.retries,
+        **({"arguments": envelope.arguments} if envelope.arguments else {}),
+        **envelope.limits,
     }
 
 

@@ -12,10 +12,17 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
+from airflow_provider_lance.definitions.failure_policy import (
+    ON_ERROR,
+    ErrorPolicy,
+    FailureRule,
+    UdfError,
+    read_rules,
+)
 from airflow_provider_lance.definitions.json_types import JsonObject
 
 IMPORT_PATH_BACKEND = "ImportPathUDFSpecV1"
@@ -24,43 +31,36 @@ BACKENDS = (IMPORT_PATH_BACKEND, CLOUDPICKLE_BACKEND)
 
 Call = Literal["scalar", "batch", "arrays"]
 CALLS = get_args(Call)
-ON_ERROR = ("fail", "null", "retry")
-DEFAULT_RETRIES = 3
 # The pickle is in the table's manifest, which every reader loads. Models belong in files that setup() opens.
 MAX_PICKLE_BYTES = 1 << 20
 
 #: Where the decorator keeps its options. They travel in the envelope, and the pickle of the function leaves them out.
 OPTIONS_ATTRIBUTE = "__lance_udf__"
+RESOURCES = ("num_cpus", "num_gpus", "memory")
+_LIMITS = ("timeout", "batch_rows", "max_concurrency", *RESOURCES)
 _F = TypeVar("_F", bound=Callable[..., object])
 
 
-class UdfOptions(TypedDict, total=False):
-    """How a function is called and what happens where it raises: the arguments of :func:`udf`."""
+OnError = Literal["fail", "null", "retry"] | Sequence[FailureRule]
+
+
+class CallOptions(TypedDict, total=False):
+    """How a function is called and what happens where it raises: arguments of :func:`udf`."""
 
     call: Call
-    on_error: Literal["fail", "null", "retry"]
+    on_error: OnError
     retries: int | None
+    timeout: float | None
+    batch_rows: int | None
+    max_concurrency: int | None
 
 
-class UdfError(ValueError):
-    """A function cannot be wrapped or run: its envelope cannot be read, was altered, or is not allowed here."""
+class UdfOptions(CallOptions, total=False):
+    """The arguments of :func:`udf`: how a function is called, and what a task of it needs of the machine."""
 
-
-@dataclass(frozen=True)
-class ErrorPolicy:
-    """What happens to a row whose function raises: try again ``retries`` times, then fail the job or leave a null."""
-
-    on_error: str = "fail"
-    retries: int = 0
-
-    @classmethod
-    def of(cls, on_error: str, retries: int | None = None) -> ErrorPolicy:
-        if on_error not in ON_ERROR:
-            raise UdfError(f"on_error is {on_error!r}; it must be one of {', '.join(ON_ERROR)}")
-        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
-            raise UdfError(f"retries is {retries!r}; it must be a whole number, 0 or more")
-        default = DEFAULT_RETRIES if on_error == "retry" else 0
-        return cls("null" if on_error == "null" else "fail", default if retries is None else retries)
+    num_cpus: float | None
+    num_gpus: float | None
+    memory: int | None
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,43 @@ class UdfEnvelope:
     pickle: bytes | None = None
     sha256: str | None = None
     python: str | None = None
+    rules: tuple[FailureRule, ...] = ()
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    timeout: float | None = None
+    batch_rows: int | None = None
+    max_concurrency: int | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
 
     @property
     def policy(self) -> ErrorPolicy:
-        return ErrorPolicy.of(self.on_error, self.retries)
+        return ErrorPolicy.of_rules(self.rules) if self.rules else ErrorPolicy.of(self.on_error, self.retries)
+
+    @property
+    def limits(self) -> dict[str, float | int]:
+        """What the declaration says of the size of batches, of time and of resources."""
+        named = {name: getattr(self, name) for name in _LIMITS}
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def fingerprint(self) -> str:
         """What the function computes, as far as its envelope can tell."""
-        return hashlib.sha256(f"{self.backend}\0{self.call}\0{self.path}\0{self.sha256}".encode()).hexdigest()
+        content = f"{self.backend}\0{self.call}\0{self.path}\0{self.sha256}"
+        if self.arguments:
+            content += f"\0{json.dumps(self.arguments, sort_keys=True)}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def encode(self) -> str:
         """The text of the ``udf`` field."""
         document: dict[str, object] = {"format": 1, "call": self.call, "on_error": self.on_error}
         if self.retries is not None:
             document["retries"] = self.retries
+        if self.rules:
+            document["rules"] = [rule.to_dict() for rule in self.rules]
+        if self.arguments:
+            document["arguments"] = dict(self.arguments)
+        document |= self.limits
         if self.path is not None:
             document["path"] = self.path
         if self.pickle is not None:
@@ -122,16 +144,44 @@ class UdfEnvelope:
             raise UdfError(f"the udf field is not a {backend} envelope of format 1")
         if document.get("call", "scalar") not in CALLS:
             raise UdfError(f"the envelope's call is {document.get('call')!r}; it must be one of {', '.join(CALLS)}")
+        limits: JsonObject = {
+            name: _read_limit(name, document[name]) for name in _LIMITS if document.get(name) is not None
+        }
         envelope = cls(
             backend=backend,
             call=document.get("call", "scalar"),
             on_error=document.get("on_error", "fail"),
             retries=document.get("retries"),
+            rules=read_rules(document.get("rules")),
+            arguments=_read_arguments(document.get("arguments") or {}),
+            **limits,
         )
         _ = envelope.policy  # raises for an unknown on_error
         if backend == IMPORT_PATH_BACKEND:
             return replace(envelope, path=_check_path(document.get("path")))
         return _with_pickle(envelope, document)
+
+
+def _read_limit(name: str, value: object) -> int | float:
+    whole = name in ("batch_rows", "max_concurrency", "memory")
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UdfError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number above 0")
+    return value
+
+
+def _read_arguments(arguments: object) -> Mapping[str, object]:
+    if not isinstance(arguments, Mapping):
+        raise UdfError(f"the arguments of the function's class are {arguments!r}; they must be an object")
+    for name, value in arguments.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UdfError(
+                f"the argument {name!r} cannot be stored as JSON ({error}). Give text, numbers, lists or dicts, such "
+                "as the path of a file that setup() opens."
+            ) from None
+    return dict(arguments)
 
 
 def _check_path(path: object) -> str:
@@ -167,8 +217,14 @@ def udf(function: _F, /) -> _F: ...
 def udf(
     *,
     call: Call | None = None,
-    on_error: Literal["fail", "null", "retry"] | None = None,
+    on_error: OnError | None = None,
     retries: int | None = None,
+    timeout: float | None = None,
+    batch_rows: int | None = None,
+    max_concurrency: int | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
 ) -> Callable[[_F], _F]: ...
 
 
@@ -177,8 +233,14 @@ def udf(
     /,
     *,
     call: Call | None = None,
-    on_error: Literal["fail", "null", "retry"] | None = None,
+    on_error: OnError | None = None,
     retries: int | None = None,
+    timeout: float | None = None,
+    batch_rows: int | None = None,
+    max_concurrency: int | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
 ) -> _F | Callable[[_F], _F]:
     """Mark a function or class with how it is called; the options become part of its envelope.
 
@@ -195,10 +257,28 @@ def udf(
         ``pa.RecordBatch``, ``pa.Array``, or anything else for the values of a row.
     :param on_error: What happens to a row whose function raises. ``"fail"`` (the default) fails the job, ``"null"``
         stores a null (a chunker leaves the row out), and ``"retry"`` calls the function again before it fails the job.
+        Or a list of :class:`Retry`, :class:`Skip` and :class:`Fail`, of which the first that is for the error decides.
     :param retries: How many times the function is called again for a row before ``on_error`` applies. The default is 3
         for ``on_error="retry"`` and 0 otherwise.
+    :param timeout: The seconds that one call may take. A longer call raises ``TimeoutError``.
+    :param batch_rows: The most rows of one call with arrays or a batch. By default the engine chooses a number by how
+        long the calls take.
+    :param max_concurrency: How many calls of an ``async def`` a worker awaits at once. The default is 8.
+    :param num_cpus: How many CPUs one task of the function needs. Numeric libraries get as many threads.
+    :param num_gpus: How many GPUs one task of the function needs.
+    :param memory: How many bytes of memory one task of the function needs.
     """
-    given = {"call": call, "on_error": on_error, "retries": retries}
+    given = {
+        "call": call,
+        "on_error": on_error,
+        "retries": retries,
+        "timeout": timeout,
+        "batch_rows": batch_rows,
+        "max_concurrency": max_concurrency,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "memory": memory,
+    }
 
     def mark(marked: _F) -> _F:
         setattr(marked, OPTIONS_ATTRIBUTE, {name: value for name, value in given.items() if value is not None})
@@ -207,32 +287,51 @@ def udf(
     return mark if function is None else mark(function)
 
 
-def wrap(function: Callable[..., object] | str, **options: Unpack[UdfOptions]) -> UdfEnvelope:
+def wrap(
+    function: Callable[..., object] | str,
+    *,
+    arguments: Mapping[str, object] | None = None,
+    **options: Unpack[UdfOptions],
+) -> UdfEnvelope:
     """Put a function into the envelope in which a table stores it.
 
     :param function: The import path ``"package.module:function"`` of a function that is installed where Spark's workers
         run; or a function or class, which is pickled with everything that it uses of modules that are not installed,
         such as a DAG file or a notebook.
-    :param options: The options ``call``, ``on_error`` and ``retries`` of :func:`udf`. They take precedence over those
-        of the function's own decorator.
+    :param arguments: The arguments of the class's ``__init__``, by name. They are stored as JSON.
+    :param options: The options of :func:`udf`. They take precedence over those of the function's own decorator.
     """
     chosen = UdfOptions(**{**getattr(function, OPTIONS_ATTRIBUTE, {}), **options})
+    fields: JsonObject = {**chosen, **_failure_fields(chosen.get("on_error", "fail"), chosen.get("retries"))}
+    fields["arguments"] = _read_arguments(arguments or {})
     if isinstance(function, str):
-        envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path=function, **chosen)
+        envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path=function, **fields)
     else:
         from airflow_provider_lance.definitions.function_pickling import pickle_function
-        from airflow_provider_lance.definitions.function_signature import infer_call
+        from airflow_provider_lance.definitions.function_signature import check_arguments, infer_call
 
-        chosen.setdefault("call", infer_call(function))
+        check_arguments(function, fields["arguments"])
+        fields.setdefault("call", infer_call(function))
         payload = pickle_function(function)
         envelope = UdfEnvelope(
             CLOUDPICKLE_BACKEND,
             pickle=payload,
             sha256=hashlib.sha256(payload).hexdigest(),
             python=f"{sys.version_info.major}.{sys.version_info.minor}",
-            **chosen,
+            **fields,
         )
     return UdfEnvelope.decode(envelope.backend, envelope.encode())
+
+
+def _failure_fields(on_error: object, retries: int | None) -> JsonObject:
+    if isinstance(on_error, str):
+        return {"on_error": on_error}
+    rules = (on_error,) if isinstance(on_error, FailureRule) else on_error
+    if not isinstance(rules, list | tuple) or not rules or not all(isinstance(rule, FailureRule) for rule in rules):
+        raise UdfError(f"on_error is {on_error!r}; it must be {', '.join(ON_ERROR)} or a list of Retry, Skip and Fail")
+    if retries is not None:
+        raise UdfError("retries belongs to on_error as a word; in a list of rules, Retry(retries=…) has it")
+    return {"on_error": ErrorPolicy.of_rules(rules).on_error, "rules": tuple(rules)}
 
 
 @dataclass(frozen=True)

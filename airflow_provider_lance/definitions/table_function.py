@@ -9,15 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from airflow_provider_lance.definitions.arrow_types import encode_schema
+from airflow_provider_lance.definitions.failure_policy import UdfError
 from airflow_provider_lance.definitions.function_envelope import (
     OPTIONS_ATTRIBUTE,
     UdfEnvelope,
-    UdfError,
     UdfOptions,
     wrap,
 )
@@ -63,7 +63,11 @@ class TableFunction:
 
 
 def wrap_table_function(
-    function: Callable[..., object] | str, output: pa.Schema, **options: Unpack[UdfOptions]
+    function: Callable[..., object] | str,
+    output: pa.Schema,
+    *,
+    arguments: Mapping[str, object] | None = None,
+    **options: Unpack[UdfOptions],
 ) -> TableFunction:
     """Put the function of a chunker or table function view into the envelope in which the view stores it.
 
@@ -71,9 +75,9 @@ def wrap_table_function(
 
     :param function: An import path ``"package.module:function"``, or a function or class, which is pickled.
     :param output: The schema of the rows that the function yields.
-    :param options: The options ``call``, ``on_error`` and ``retries`` of :func:`udf`. They take precedence over those
-        of the function's own decorator.
+    :param arguments: The arguments of the ``__init__`` of the function's class, by name.
+    :param options: The options of :func:`udf`. They take precedence over those of the function's own decorator.
     """
     if "call" not in getattr(function, OPTIONS_ATTRIBUTE, {}):
         options.setdefault("call", "scalar")  # the spec of the view says how its function is called
-    return TableFunction(wrap(function, **options), output)
+    return TableFunction(wrap(function, arguments=arguments, **options), output)

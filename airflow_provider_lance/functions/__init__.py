@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from airflow_provider_lance.definitions.arrow_types import encode_schema
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.function_envelope import UdfError, udf, wrap
+from airflow_provider_lance.definitions.failure_policy import Fail, Retry, Skip, UdfError
+from airflow_provider_lance.definitions.function_envelope import udf, wrap
 from airflow_provider_lance.definitions.function_signature import row_schema
 from airflow_provider_lance.definitions.table_function import wrap_table_function
 from airflow_provider_lance.functions.column import UdfColumn
 from airflow_provider_lance.functions.view import table_function_spec
 
 __all__ = [
+    "Fail",
+    "Retry",
+    "Skip",
     "UdfColumn",
     "UdfError",
     "encode_schema",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.arrow_types import arrow_schema
-from airflow_provider_lance.definitions.function_envelope import UdfError, UdfOptions, wrap
+from airflow_provider_lance.definitions.failure_policy import UdfError
+from airflow_provider_lance.definitions.function_envelope import UdfOptions, wrap
 from airflow_provider_lance.definitions.function_signature import check_inputs, infer_inputs, infer_outputs
 from airflow_provider_lance.definitions.json_types import JsonObject
 
@@ -34,6 +35,8 @@ class UdfColumn:
     :param options: How the function is called: the arguments of ``@udf``. These options take precedence over those of
         the function's own ``@udf`` decorator.
     :param version: The version of the function. Another version makes the values that were computed before outdated.
+    :param arguments: The arguments of the class's ``__init__``, by name, stored as JSON. Other arguments make the
+        values that were computed before outdated.
     """
 
     function: Callable[..., object] | str
@@ -41,6 +44,7 @@ class UdfColumn:
     type: str | pa.DataType | None = None
     options: UdfOptions = field(default_factory=UdfOptions)
     version: str = "1"
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -51,6 +55,7 @@ class UdfColumn:
         parts = [self.name]
         parts += [] if self.inputs is None else [f"inputs={self.inputs}"]
         parts += [] if self.type is None else [f"type={str(self.type)!r}"]
+        parts += [f"arguments={dict(self.arguments)}"] if self.arguments else []
         return f"UdfColumn({', '.join(parts)})"
 
     def entry(self, column: str) -> JsonObject:
@@ -61,7 +66,7 @@ class UdfColumn:
         from airflow_provider_lance.definitions.column_rules import virtual_column_entry
 
         try:
-            envelope = wrap(self.function, **self.options)
+            envelope = wrap(self.function, arguments=self.arguments, **self.options)
             inputs = self._inputs(envelope.call)
             outputs = self._outputs(column)
         except UdfError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from airflow_provider_lance.definitions.function_envelope import UdfError, UdfOptions
+from airflow_provider_lance.definitions.failure_policy import UdfError
+from airflow_provider_lance.definitions.function_envelope import OPTIONS_ATTRIBUTE, CallOptions
 from airflow_provider_lance.definitions.function_signature import check_inputs, infer_call, infer_inputs, row_schema
 from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.table_function import wrap_table_function
@@ -31,7 +32,8 @@ def table_function_spec(
     num_gpus: float | None = None,
     memory: int | None = None,
     manifest: str | None = None,
-    **options: Unpack[UdfOptions],
+    arguments: Mapping[str, object] | None = None,
+    **options: Unpack[CallOptions],
 ) -> JsonObject:
     """The ``udtf_spec`` of a CreateMaterializedView request, for a view whose rows a Python function makes.
 
@@ -60,8 +62,9 @@ def table_function_spec(
     :param num_gpus: How many GPUs one task of the function needs.
     :param memory: How many bytes of memory one task of the function needs.
     :param manifest: The environment that the function needs, as JSON such as ``{"pip": ["spacy>=3"]}``.
-    :param options: The options ``on_error`` and ``retries`` of :func:`udf` for the rows of a chunker. They take
-        precedence over those of the function's own decorator.
+    :param arguments: The arguments of the ``__init__`` of the function's class, by name.
+    :param options: The options ``on_error``, ``retries``, ``timeout`` and ``batch_rows`` of :func:`udf` for the rows of
+        a chunker. They take precedence over those of the function's own decorator.
     """
     if output is None:
         if isinstance(function, str):
@@ -72,7 +75,9 @@ def table_function_spec(
         call = "batch" if batch else "scalar"
         inputs = infer_inputs(function, call) if inputs is None else inputs
         check_inputs(function, call, inputs)
-    text = wrap_table_function(function, output, **options).encode()
+    text = wrap_table_function(function, output, arguments=arguments, **options).encode()
+    resources = {"num_cpus": num_cpus, "num_gpus": num_gpus, "memory": memory}
+    declared = getattr(function, OPTIONS_ATTRIBUTE, {})
     fields: JsonObject = {
         "kind": kind,
         "udtf": text,
@@ -84,9 +89,7 @@ def table_function_spec(
         "partition_by": partition_by,
         "partition_by_indexed_column": partition_by_indexed_column,
         "error_handling": None if error_handling is None else dict(error_handling),
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-        "memory": memory,
+        **{name: declared.get(name) if value is None else value for name, value in resources.items()},
         "manifest": manifest,
     }
     spec = {key: value for key, value in fields.items() if value is not None}

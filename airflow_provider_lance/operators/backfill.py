@@ -79,6 +79,8 @@ class LanceBackfillColumnOperator(LanceJobOperator):
     :param max_failed_rows: The largest number of rows for which the rule may fail before the job fails. (templated)
     :param max_failed_fraction: The largest share of the rows, between 0 and 1, for which the rule may fail before the
         job fails. It is a share of all live rows, or of those that ``where`` selects. (templated)
+    :param only: ``failed`` computes just the rows for which the rule failed in an earlier job. Rows that have no value
+        yet or an outdated one stay as they are. (templated)
     :param wait_for_completion: Whether the task waits for the job's end. Otherwise it succeeds with the ``job_id``,
         for a :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job has no lease.
     :param deferrable: Whether the task waits in the triggerer instead of on a worker. The default is ``[operators]
@@ -107,6 +109,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         "plan_only",
         "max_failed_rows",
         "max_failed_fraction",
+        "only",
     )
     template_ext: Sequence[str] = (".sql",)
     template_fields_renderers: ClassVar[dict[str, str]] = {
@@ -135,6 +138,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         plan_only: bool | str = False,
         max_failed_rows: int | str | None = None,
         max_failed_fraction: float | str | None = None,
+        only: str | None = None,
         **kwargs: Unpack[JobArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -156,6 +160,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         self.plan_only = plan_only
         self.max_failed_rows = max_failed_rows
         self.max_failed_fraction = max_failed_fraction
+        self.only = only
 
     def target(self, table_id: list[str]) -> str:
         return describe_target(self.hook.join_id(table_id), self.column)
@@ -173,6 +178,10 @@ class LanceBackfillColumnOperator(LanceJobOperator):
             if not 0 <= share <= 1:
                 raise AirflowFailException(f"max_failed_fraction is {share}; it must be between 0 and 1.")
             options["max_failed_fraction"] = str(share)
+        if (only := as_text("only", self.only)) is not None:
+            if only != "failed":
+                raise AirflowFailException(f"only is {only!r}; it must be 'failed'.")
+            options["only"] = only
         return options
 
     def did_nothing(self, result: JsonObject) -> bool:

@@ -27,15 +27,9 @@ from airflow_provider_lance.definitions.expressions import (
     format_path,
     parse_path,
 )
-from airflow_provider_lance.definitions.function_envelope import (
-    ErrorPolicy,
-    UdfEnvelope,
-    UdfError,
-    UdfPolicy,
-    udf,
-    wrap,
-)
-from airflow_provider_lance.engine.functions.load_function import unwrap
+from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
+from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfPolicy, udf, wrap
+from airflow_provider_lance.engine.functions.load_function import loaded_function
 
 COLUMNS: dict[str, pa.DataType] = {
     "id": pa.int64(),
@@ -212,7 +206,8 @@ def test_a_map_output_is_refused_with_what_to_declare_instead(kind: pa.DataType)
 
 def test_a_pickle_carries_its_sha_and_an_altered_one_is_refused() -> None:
     envelope = wrap(lambda x: x + 1)
-    assert unwrap(UdfEnvelope.decode(envelope.backend, envelope.encode()))(1) == 2
+    with loaded_function(UdfEnvelope.decode(envelope.backend, envelope.encode())) as function:
+        assert function(1) == 2
     forged = replace(envelope, pickle=b"another function")
     with pytest.raises(UdfError, match="was altered"):
         UdfEnvelope.decode(forged.backend, forged.encode())
@@ -220,8 +215,8 @@ def test_a_pickle_carries_its_sha_and_an_altered_one_is_refused() -> None:
 
 def test_a_pickle_of_another_python_is_refused_before_it_runs() -> None:
     envelope = replace(wrap(lambda x: x), python="3.7", sha256="other")
-    with pytest.raises(UdfError, match=r"pickled by Python 3\.7"):
-        unwrap(envelope)
+    with pytest.raises(UdfError, match=r"pickled by Python 3\.7"), loaded_function(envelope):
+        pass
 
 
 def test_large_pickles_are_refused() -> None:

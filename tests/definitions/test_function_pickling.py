@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_lance.definitions.function_envelope import UdfError, wrap
+from airflow_provider_lance.definitions.failure_policy import UdfError
+from airflow_provider_lance.definitions.function_envelope import wrap
 from airflow_provider_lance.definitions.function_pickling import pickle_function
 from airflow_provider_lance.definitions.table_function import wrap_table_function
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
-from airflow_provider_lance.definitions.function_envelope import ErrorPolicy, UdfError
+from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
+from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
 from airflow_provider_lance.engine.backfill.row_batches import BatchSizer, ComputedRows, ScannedRows, null_rows
+from airflow_provider_lance.engine.functions.async_function import AsyncFunction
 from airflow_provider_lance.engine.functions.dataclass_rows import plain_rows
 from airflow_provider_lance.engine.functions.exact_arrays import exact_array
-from airflow_provider_lance.engine.functions.load_function import unwrap
+from airflow_provider_lance.engine.functions.guarded_call import call_with_retries
+from airflow_provider_lance.engine.functions.load_function import loaded_function
 from airflow_provider_lance.engine.functions.user_traceback import user_traceback
 from airflow_provider_lance.engine.job.context import JobError
 
@@ -25,9 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_provider_lance.engine.functions.exact_arrays import AnyArray
-
-_RETRY_SECONDS = 0.1
-_T = TypeVar("_T")
 
 
 class RowFailure(JobError):
@@ -40,21 +41,35 @@ class RowFailure(JobError):
         return RowFailure, (str(self), self.traceback)
 
 
-class FunctionApplier:
-    """A loaded function with its calling convention and error policy, applied to scanned batches."""
-
-    def __init__(
-        self, rule: ColumnRule, schema: pa.Schema, policy: ErrorPolicy, fragment_id: int, batch_sizer: BatchSizer
-    ) -> None:
-        assert rule.envelope is not None
+@contextmanager
+def opened_function(envelope: UdfEnvelope) -> Iterator[Callable[..., Any]]:
+    """The function of a rule in a worker; JobError says why it cannot be set up."""
+    with ExitStack() as stack:
         try:
-            self.function = unwrap(rule.envelope)
+            function = stack.enter_context(loaded_function(envelope))
         except UdfError:
             raise
         except Exception as error:
             # Raised as it is, Spark would run the task again and report a lost worker in the end.
             message = f"the function cannot be set up where Spark's Python workers run: {_describe(error)}"
             raise JobError("load", message, traceback=user_traceback(error)) from error
+        yield function
+
+
+class FunctionApplier:
+    """A loaded function with its calling convention and error policy, applied to scanned batches."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rule: ColumnRule,
+        schema: pa.Schema,
+        policy: ErrorPolicy,
+        fragment_id: int,
+        batch_sizer: BatchSizer,
+    ) -> None:
+        assert rule.envelope is not None
+        self.function = function
         self.call = rule.envelope.call
         self.parts = rule.struct_fields if rule.places else ()
         self.places = rule.places
@@ -79,10 +94,18 @@ class FunctionApplier:
         results: list[Any] = []
         failed: list[tuple[int, str]] = []
         function, retries = self.function, self.policy.retries
+        if isinstance(function, AsyncFunction):
+            for result, failure in function.map(rows, self.policy):
+                if failure is not None:
+                    failed.append(self._fail(int(offsets[len(results)]), failure))
+                results.append(result)
+            return ComputedRows(offsets, self._convert(offsets, results, failed), failed)
         for arguments in rows:
             try:
                 # This loop runs once per row, so it must not do more than a row needs.
-                results.append(self._attempt(partial(function, *arguments)) if retries else function(*arguments))
+                results.append(
+                    call_with_retries(self.policy, partial(function, *arguments)) if retries else function(*arguments)
+                )
             except Exception as error:
                 failed.append(self._fail(int(offsets[len(results)]), error))
                 results.append(None)
@@ -115,9 +138,9 @@ class FunctionApplier:
     def _apply_to_batch(self, offsets: np.ndarray, inputs: pa.RecordBatch) -> ComputedRows:
         try:
             arguments = inputs.columns if self.call == "arrays" else (inputs,)
-            columns = self._attempt(lambda: self._columns(self.function(*arguments), inputs.num_rows))
+            columns = call_with_retries(self.policy, lambda: self._columns(self.function(*arguments), inputs.num_rows))
         except Exception as error:
-            if self.policy.on_error == "fail":
+            if self._is_fatal(error):
                 place = f"rows {offsets[0]} to {offsets[-1]} of fragment {self.fragment_id}"
                 message = f"the function failed on a batch, {place}: {_describe(error)}"
                 raise RowFailure(message, user_traceback(error)) from error
@@ -190,19 +213,12 @@ class FunctionApplier:
             raise ValueError(f"the function returned columns {names}, none of them named {self.names[0]!r}")
         return result[chosen[0]]
 
-    def _attempt(self, call: Callable[[], _T]) -> _T:
-        """Call a function as often as the error policy allows."""
-        for attempt in range(self.policy.retries + 1):
-            try:
-                return call()
-            except Exception:
-                if attempt == self.policy.retries:
-                    raise
-                time.sleep(_RETRY_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+    def _is_fatal(self, error: Exception) -> bool:
+        """Whether an error fails the job, after all retries."""
+        return self.policy.decide(error, self.policy.retries) == "fail"
 
     def _fail(self, offset: int, error: Exception) -> tuple[int, str]:
-        if self.policy.on_error == "fail":
+        if self._is_fatal(error):
             place = f"row {offset} of fragment {self.fragment_id}"
             raise RowFailure(f"the function failed on {place}: {_describe(error)}", user_traceback(error)) from error
         return offset, _describe(error)

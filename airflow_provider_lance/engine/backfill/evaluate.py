@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
 from airflow_provider_lance.definitions.expressions import format_path, parse_path
-from airflow_provider_lance.definitions.function_envelope import ErrorPolicy
+from airflow_provider_lance.definitions.failure_policy import ErrorPolicy
 from airflow_provider_lance.definitions.lance_errors import plain_reason
-from airflow_provider_lance.engine.backfill.apply_function import FunctionApplier, RowFailure
+from airflow_provider_lance.engine.backfill.apply_function import FunctionApplier, RowFailure, opened_function
 from airflow_provider_lance.engine.backfill.row_batches import (
     BATCH_ROWS,
     BatchSizer,
@@ -27,6 +27,7 @@ from airflow_provider_lance.engine.backfill.row_batches import (
     ScannedRows,
     null_rows,
 )
+from airflow_provider_lance.engine.functions.async_function import AsyncFunction
 from airflow_provider_lance.storage.row_address import row_address, row_offsets
 from airflow_provider_lance.storage.table import TableRef, field_ids
 
@@ -81,10 +82,16 @@ def evaluate_rule(
     if rule.expression is not None:
         yield from _evaluate_sql(scanner, rule, schema, policy, rows, batch_sizer.limit, threads)
         return
+    assert rule.envelope is not None
     size = batch_rows(table, fragment, rule.inputs)
+    if rule.envelope.batch_rows is not None:  # whole batches of the user's, and at least one
+        size = max(size // batch_sizer.rows, 1) * batch_sizer.rows
     batches = scanner.scan(_input_columns(rule), rows.start, rows.stop, rows=size, readahead=2)
-    function = FunctionApplier(rule, schema, policy, fragment.fragment_id, batch_sizer)
-    yield from map_in_order(function, batch_sizer.resize(batches), threads)
+    with opened_function(rule.envelope) as function:
+        if isinstance(function, AsyncFunction) and rule.envelope.call != "scalar":
+            threads = max(threads, function.max_concurrency)  # each of them awaits one batch
+        apply = FunctionApplier(function, rule, schema, policy, fragment.fragment_id, batch_sizer)
+        yield from map_in_order(apply, batch_sizer.resize(batches), threads)
 
 
 def batch_rows(table: TableRef, fragment: LanceFragment, columns: tuple[str, ...], most: int = BATCH_ROWS) -> int:
@@ -309,7 +316,7 @@ def _isolate_failures(
             yield from _isolate_failures(scanner, columns, schema, policy, start, middle)
             yield from _isolate_failures(scanner, columns, schema, policy, middle, stop)
             return
-        if policy.on_error == "fail":
+        if policy.decide(error, policy.retries) == "fail":
             place = f"row {start} of fragment {scanner.fragment.fragment_id}"
             raise RowFailure(f"{columns[schema.names[0]]!r} failed on {place}: {reason}") from error
         yield ComputedRows(np.array([start], dtype=np.int64), null_rows(1, schema), [(start, reason)])

@@ -6,6 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from airflow_provider_lance.definitions.backfill_request import BackfillRequest
+from airflow_provider_lance.definitions.function_envelope import RESOURCES
 from airflow_provider_lance.engine.backfill.checkpoint import FilledFragment
 from airflow_provider_lance.engine.backfill.failed_rows import FailedRow, describe_failed_row
 from airflow_provider_lance.engine.backfill.plan import Plan, group_tasks
@@ -18,6 +19,7 @@ from airflow_provider_lance.engine.job.driver_work import fits_driver
 from airflow_provider_lance.engine.job.progress import COMPUTE, ProgressMeter, TaskFigures
 from airflow_provider_lance.engine.spark.driver_wait import ExecutorWatch
 from airflow_provider_lance.engine.spark.session import default_parallelism
+from airflow_provider_lance.engine.spark.task_resources import slots
 from airflow_provider_lance.engine.spark.worker_errors import worker_death, worker_error
 from airflow_provider_lance.storage.commits import Committer
 from airflow_provider_lance.storage.table import fragments_of
@@ -119,14 +121,15 @@ def _compute(this: _Round) -> None:
     target, totals, publisher = this.target, this.totals, this.publisher
     context, request = target.context, target.request
     in_driver = not context.spark_started
-    parallel = 1 if in_driver else request.concurrency or default_parallelism(context.spark.sparkContext)
+    parallel = 1 if in_driver else _tasks_at_once(target)
     tasks = group_tasks(this.plan, target.rule, request, parallel)
     totals.tasks += len(tasks)
     split = _SplitFragments(this.plan, tasks)
     settings = _settings(this)
     executors = None if in_driver else ExecutorWatch(context)
     # Without a limit, the next task of each core waits inside Spark and not for the driver to send it.
-    at_once = request.concurrency or 2 * parallel
+    demanding = target.rule.envelope is not None and not target.rule.envelope.limits.keys().isdisjoint(RESOURCES)
+    at_once = parallel if demanding else request.concurrency or 2 * parallel
     group, label = f"{context.job_id}-{totals.rounds}", f"backfill {request.column}"
     with DriverTaskPool() if in_driver else SparkTaskPool(context.spark, group, label, at_once) as pool:
         pending = {pool.submit(settings, task): task for task in tasks}
@@ -148,6 +151,15 @@ def _compute(this: _Round) -> None:
                     pending[pool.submit(settings, whole)] = whole
             _check_failures(this)
             publisher.commit_due()
+
+
+def _tasks_at_once(target: BackfillTarget) -> int:
+    """As many tasks as the request asks for and the cluster has resources for."""
+    context, envelope = target.context.spark.sparkContext, target.rule.envelope
+    if envelope is None or envelope.limits.keys().isdisjoint(RESOURCES):
+        return target.request.concurrency or default_parallelism(context)
+    at_once = slots(context, envelope)
+    return min(target.request.concurrency or at_once, at_once)
 
 
 class _SplitFragments:

@@ -83,7 +83,7 @@ def make_plan(
 
     ``committed`` are the fragments that this job has committed already; ``limit`` is how many more it may fill.
     """
-    select = _Selection(dataset, rule, request.where, record, read_failed, committed)
+    select = _Selection(dataset, rule, request, record, read_failed, committed)
     works: list[FragmentWork] = []
     ready: list[FilledFragment] = []
     left_fragments = left_rows = 0
@@ -110,13 +110,14 @@ class _Selection:
         self,
         dataset: LanceDataset,
         rule: ColumnRule,
-        where: str | None,
+        request: BackfillRequest,
         record: FreshnessRecord,
         read_failed: ReadFailed,
         committed: Mapping[int, CommittedFile],
     ) -> None:
         self.rule = rule
-        self.where = where
+        self.where = where = request.where
+        self.only_failed = request.only == "failed"
         self.record = record
         self.read_failed = read_failed
         self.identities = record.identities.at(dataset)
@@ -139,6 +140,8 @@ class _Selection:
         if live <= 0 or (done is not None and (done.path in identity.targets or done.version > self.version)):
             return None
         entry = self.record.get(identity)
+        if self.only_failed:
+            return None if entry is None else self._failed_work(fragment, identity, entry)
         if self.where is not None:
             matched = self.matches[identity.fragment_id]
             if not matched:
@@ -151,10 +154,23 @@ class _Selection:
             return replace(work, failed=_left_out(fragment, failed, self.where))
         if entry is None:
             return self._work(fragment, identity, live, None, whole=True)
-        again = failed_rows(fragment, entry, self.rule, self.read_failed)
+        return self._failed_work(fragment, identity, entry)
+
+    def _failed_work(
+        self, fragment: LanceFragment, identity: FragmentIdentity, entry: FreshFragment
+    ) -> FragmentWork | None:
+        """The failed rows of a fresh fragment, and of these only those that the clause selects."""
+        import numpy as np
+
+        failed = again = failed_rows(fragment, entry, self.rule, self.read_failed)
+        if self.where is not None and len(failed):
+            again = np.intersect1d(failed, matching_rows(fragment, self.where), assume_unique=True)
         if not len(again):
             return None
-        return self._work(fragment, identity, len(again), None, encode_rows(again), whole=True)
+        work = self._work(fragment, identity, len(again), None, encode_rows(again), whole=True)
+        if len(again) == len(failed):
+            return work
+        return replace(work, failed=encode_rows(np.setdiff1d(failed, again, assume_unique=True)))
 
     def _work(
         self,

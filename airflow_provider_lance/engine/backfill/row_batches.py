@@ -54,10 +54,13 @@ class BatchSizer:
 
     FIRST, SECONDS = 64, 1.0
 
-    def __init__(self, limit: int | None = None, seconds: float = SECONDS, most: int = BATCH_ROWS) -> None:
+    def __init__(
+        self, limit: int | None = None, seconds: float = SECONDS, most: int = BATCH_ROWS, least: int = 1
+    ) -> None:
         self.limit = min(most, limit or most)
+        self.least = min(least, self.limit)
         self.seconds = min(self.SECONDS, seconds)
-        self.rows = min(self.FIRST, self.limit)
+        self.rows = min(max(self.FIRST, self.least), self.limit)
 
     def resize(self, batches: Iterable[ScannedRows]) -> Iterator[ScannedRows]:
         """The same rows in batches of at most the current size."""
@@ -77,13 +80,18 @@ class BatchSizer:
         if seconds < self.seconds / 4 and rows >= self.rows:
             self.rows = min(self.limit, self.rows * 4)
         elif seconds > self.seconds * 2:
-            self.rows = max(1, self.rows // 2)
+            self.rows = max(self.least, self.rows // 2)
 
 
-_batch_sizers: dict[tuple[str, int | None, float], BatchSizer] = {}
+_batch_sizers: dict[tuple[str, int | None, float, int, int], BatchSizer] = {}
 
 
 def batch_sizer_for(rule: ColumnRule, limit: int | None, seconds: float) -> BatchSizer:
     """The batch sizer of this worker for a rule, with what earlier tasks taught it."""
-    most = BATCH_ROWS if rule.expression is None else SQL_BATCH_ROWS
-    return _batch_sizers.setdefault((rule.fingerprint, limit, seconds), BatchSizer(limit, seconds, most))
+    most, least = BATCH_ROWS if rule.expression is None else SQL_BATCH_ROWS, 1
+    if rule.envelope is not None and rule.envelope.batch_rows is not None:
+        most = least = rule.envelope.batch_rows
+    elif rule.envelope is not None and rule.envelope.max_concurrency is not None:
+        least = 4 * rule.envelope.max_concurrency  # few calls would run at once near the end of a smaller batch
+    key = (rule.fingerprint, limit, seconds, most, least)
+    return _batch_sizers.setdefault(key, BatchSizer(limit, seconds, most, least))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
-from airflow_provider_lance.definitions.function_envelope import ErrorPolicy, UdfError
+from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
 from airflow_provider_lance.engine.backfill.checkpoint import (
     Checkpoint,
     FilledFragment,
@@ -32,7 +32,7 @@ from airflow_provider_lance.engine.backfill.whole_column import whole_column
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.engine.job.failpoints import failpoint
 from airflow_provider_lance.engine.job.progress import ProgressAddress, ProgressSender, TaskFigures
-from airflow_provider_lance.engine.spark.python_worker import prepare_python_worker
+from airflow_provider_lance.engine.spark.python_worker import limit_threads, prepare_python_worker
 from airflow_provider_lance.storage.row_address import row_address, row_offsets
 from airflow_provider_lance.storage.table import TableRef, field_ids
 
@@ -145,6 +145,9 @@ class TaskFailure:
 
 def attempt_task(settings: FillSettings, works: list[FragmentWork]) -> TaskResult | TaskFailure:
     """What Spark runs: storage errors are raised and retried by Spark; failures of the rule are returned."""
+    envelope = settings.rule.envelope
+    if envelope is not None:
+        limit_threads(envelope.num_cpus)
     prepare_python_worker()
     try:
         return run_task(settings, works)

@@ -18,6 +18,7 @@ from airflow_provider_lance.engine.backfill.task import (
     TaskResult,
     attempt_task,
 )
+from airflow_provider_lance.engine.spark.task_resources import with_resources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,9 +87,10 @@ class SparkTaskPool:
         if self._cancelled:
             return TaskFailure("compute", "cancelled", retryable=True)
         context.setJobGroup(self._group, self._describe(works), interruptOnCancel=True)
-        answer: TaskResult | TaskFailure = (
-            context.parallelize([works], 1).map(partial(attempt_task, settings)).collect()[0]
-        )
+        tasks = context.parallelize([works], 1).map(partial(attempt_task, settings))
+        if settings.rule.envelope is not None:
+            tasks = with_resources(tasks, context, settings.rule.envelope)
+        answer: TaskResult | TaskFailure = tasks.collect()[0]
         return answer
 
     def _describe(self, works: list[FragmentWork]) -> str:

@@ -5,7 +5,6 @@ The function gets the values of one row, or a batch of rows (``udtf_spec.batch``
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from airflow_provider_lance.definitions.table_function import TableFunction
 from airflow_provider_lance.definitions.view_binding import check_same_columns, output_schema
 from airflow_provider_lance.definitions.view_definition import SOURCE_ROW_ID, ViewDefinition
 from airflow_provider_lance.engine.functions.exact_arrays import exact_table
+from airflow_provider_lance.engine.functions.guarded_call import call_with_retries
 from airflow_provider_lance.engine.job.progress import TaskFigures
 from airflow_provider_lance.engine.spark.task_resources import slots
 from airflow_provider_lance.engine.views.delete_rows import cut_fragments
@@ -29,8 +29,8 @@ from airflow_provider_lance.engine.views.view_function import (
     UserFunction,
     function_failure,
     function_inputs,
-    load_function,
     open_function,
+    open_in_worker,
     rows_table,
 )
 
@@ -47,7 +47,6 @@ Rows = tuple[int, list[object]]
 # A function gets at most this many rows at once, and at most this many bytes.
 BATCH_ROWS = 1024
 BATCH_BYTES = 32 << 20
-_RETRY_SECONDS = 0.5
 
 
 def chunker_select(definition: ViewDefinition) -> SimpleSelect:
@@ -71,16 +70,17 @@ class ChunkProducer:
     output: pa.Schema
 
     def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
-        expand = load_function(self.function, self.environment)
+        size = self.function.envelope.batch_rows or BATCH_ROWS
         batches = self.scan.batches(
-            task, self.columns, batch_size=BATCH_ROWS, batch_size_bytes=BATCH_BYTES, batch_readahead=2
+            task, self.columns, batch_size=size, batch_size_bytes=BATCH_BYTES, batch_readahead=2
         )
-        for batch in batches:
-            figures.bytes_read += batch.nbytes
-            inputs = function_inputs(batch, self.paths)
-            row_ids = batch.column(SOURCE_ROW_ID)
-            chunks = self._batch if self.batch else self._rows
-            yield from chunks(expand, inputs, row_ids, figures)
+        with open_in_worker(self.function, self.environment) as expand:
+            for batch in batches:
+                figures.bytes_read += batch.nbytes
+                inputs = function_inputs(batch, self.paths)
+                row_ids = batch.column(SOURCE_ROW_ID)
+                chunks = self._batch if self.batch else self._rows
+                yield from chunks(expand, inputs, row_ids, figures)
 
     def _rows(
         self,
@@ -124,19 +124,15 @@ class ChunkProducer:
 
     def _guarded(self, call: Callable[[], list[_T]], figures: TaskFigures, rows: int) -> list[_T] | None:
         """Call with the function's own error policy: try again, then fail the job or leave the row (or batch) out."""
-        policy = self.function.envelope.policy
-        for attempt in range(policy.retries + 1):
-            try:
-                return call()
-            except Exception as error:
-                if attempt == policy.retries:
-                    self._fail(error, figures, rows)
-                    return None
-                time.sleep(_RETRY_SECONDS * 2**attempt)
-        return None
+        try:
+            return call_with_retries(self.function.envelope.policy, call)
+        except Exception as error:
+            self._fail(error, figures, rows)
+            return None
 
     def _fail(self, error: Exception, figures: TaskFigures, rows: int) -> None:
-        if self.function.envelope.policy.on_error == "fail":
+        policy = self.function.envelope.policy
+        if policy.decide(error, policy.retries) == "fail":
             raise function_failure("the view's function failed", error) from error
         figures.failed += rows
 

@@ -33,8 +33,8 @@ from airflow_provider_lance.engine.views.view_function import (
     UserFunction,
     function_failure,
     function_inputs,
-    load_function,
     open_function,
+    open_in_worker,
     rows_table,
 )
 from airflow_provider_lance.storage.table import TableRef
@@ -154,13 +154,13 @@ class UdtfProducer:
     errors: ErrorHandling
 
     def __call__(self, task: ScanTask, figures: TaskFigures) -> Iterable[pa.RecordBatch]:
-        call = load_function(self.function, self.environment)
         dataset = self.source.open(self.version)
         columns = {item.name: item.expression for item in self.select.items}
-        for rows in self.partitioning.find(dataset, self.select, task.index, self.buckets):
-            data = take_rows(dataset, rows, columns)
-            figures.bytes_read += data.nbytes
-            yield from self._run(call, table_inputs(data, self.paths), figures)
+        with open_in_worker(self.function, self.environment) as call:
+            for rows in self.partitioning.find(dataset, self.select, task.index, self.buckets):
+                data = take_rows(dataset, rows, columns)
+                figures.bytes_read += data.nbytes
+                yield from self._run(call, table_inputs(data, self.paths), figures)
 
     def _run(self, call: UserFunction, inputs: pa.Table, figures: TaskFigures) -> list[pa.RecordBatch]:
         for attempt in range(1, self.errors.max_attempts + 1):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.expressions import parse_path
-from airflow_provider_lance.definitions.function_envelope import UdfError, UdfPolicy
+from airflow_provider_lance.definitions.failure_policy import UdfError
+from airflow_provider_lance.definitions.function_envelope import UdfPolicy
 from airflow_provider_lance.definitions.table_function import TableFunction
 from airflow_provider_lance.definitions.table_function_spec import UdtfSpec, check_manifest
 from airflow_provider_lance.engine.functions.dataclass_rows import plain_rows
 from airflow_provider_lance.engine.functions.exact_arrays import exact_array
-from airflow_provider_lance.engine.functions.load_function import unwrap
+from airflow_provider_lance.engine.functions.load_function import loaded_function
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.engine.views.scan_tasks import FunctionFailedError
 
@@ -71,15 +73,18 @@ class FunctionEnvironment:
 _satisfied: set[tuple[str, ...]] = set()
 
 
-def load_function(function: TableFunction, environment: FunctionEnvironment) -> UserFunction:
-    """Unwrap the function in a worker, **which runs a user's code**, after its requirements were found installed."""
-    try:
-        if environment.requirements not in _satisfied:
-            _check_requirements(environment.requirements)
-            _satisfied.add(environment.requirements)
-        return unwrap(function.envelope)
-    except Exception as error:
-        raise function_failure("the view's function cannot be loaded", error) from error
+@contextmanager
+def open_in_worker(function: TableFunction, environment: FunctionEnvironment) -> Iterator[UserFunction]:
+    """Load the function in a worker, **which runs a user's code**, after its requirements were found installed."""
+    with ExitStack() as stack:
+        try:
+            if environment.requirements not in _satisfied:
+                _check_requirements(environment.requirements)
+                _satisfied.add(environment.requirements)
+            loaded = stack.enter_context(loaded_function(function.envelope))
+        except Exception as error:
+            raise function_failure("the view's function cannot be loaded", error) from error
+        yield loaded
 
 
 def function_failure(what: str, error: Exception) -> FunctionFailedError:

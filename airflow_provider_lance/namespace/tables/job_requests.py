@@ -37,7 +37,7 @@ from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.tables.request_values import id_of
 
 #: Context entries that the engine reads. The jobs service reads some of the others.
-_OPTIONS = ("plan", "max_failed_rows", "max_failed_fraction", "on_error", "retries")
+_OPTIONS = ("plan", "max_failed_rows", "max_failed_fraction", "on_error", "retries", "only")
 _TRANSACTION_STATUS = {
     JobState.QUEUED: "Queued",
     JobState.RUNNING: "Running",
