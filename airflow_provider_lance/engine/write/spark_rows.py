@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 # A share is written in seconds, so that progress is seen and a driver that dies loses little.
 _SHARE_BYTES = 256 << 20
-# Starting a task costs tens of milliseconds, a sixth of the time of a share. A few tasks per core even out their times.
+# Starting a task costs tens of milliseconds, and a share may take no longer than a tenth of a second. A few tasks per
+# core even out their times.
 _TASKS_PER_CORE = 3
 
 
