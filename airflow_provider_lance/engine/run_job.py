@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from airflow_provider_lance.api.commit_client import CommitClient
 from airflow_provider_lance.api.job_states import JobState, JobType
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
-from airflow_provider_lance.api.retry import NO_RETRY
+from airflow_provider_lance.api.retry import NO_RETRY, RetryPolicy
 from airflow_provider_lance.api.settings import Settings
 from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.definitions.errors import refusals
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("airflow_provider_lance.engine")
 
+_CLAIM = RetryPolicy(attempts=20, longest_delay=5.0)
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_LOST, EXIT_CANCELLED = 0, 1, 2, 3, 4
 
 
@@ -64,8 +65,8 @@ class Ended:
 def run_job(assignment: Assignment, runtime: Runtime) -> Ended:
     """Claim a job, execute it and report its end; the exit is 0 done, 1 failed, 3 claim lost, 4 cancelled."""
     settings = settings_of(assignment.url, assignment.secrets)
-    # Commits and the claim are retried for long; a heartbeat must not be, so it has a client of its own.
-    with Wire(settings) as wire, Wire(replace(settings, retry=NO_RETRY, timeout=5.0)) as pulse:
+    # The claim outlasts a restart of the server; a heartbeat must not be retried, so it has a client of its own.
+    with Wire(replace(settings, retry=_CLAIM)) as wire, Wire(replace(settings, retry=NO_RETRY, timeout=5.0)) as pulse:
         try:
             token = assignment.secrets["launch_token"]
             claim = claim_job(wire, assignment.job_id, assignment.attempt, token)

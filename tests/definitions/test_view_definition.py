@@ -278,3 +278,36 @@ def test_the_definition_module_imports_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("query", "foreign"),
+    [
+        ("SELECT id FROM t", False),
+        ("SELECT id % 2 AS k, count(*) AS n FROM t GROUP BY id % 2", False),
+        ("SELECT a.id FROM a JOIN b USING (id)", False),
+        ("SELECT id % 2 AS k, count(*) AS reflected FROM t GROUP BY id % 2", False),
+        ("SELECT reflect('java.lang.System', 'getProperty', 'x') AS p, count(*) AS n FROM t GROUP BY id", True),
+        ("SELECT JAVA_METHOD('java.lang.System', 'gc') AS p, count(*) AS n FROM t GROUP BY id", True),
+        ("SELECT try_reflect('a.B', 'c') AS p, count(*) AS n FROM t GROUP BY id", True),
+    ],
+)
+def test_a_query_that_calls_java_counts_as_the_code_of_a_user(query: str, foreign: bool) -> None:
+    assert bool(ViewDefinition.from_request({"id": ["v"], "query": query}).user_code) is foreign
+
+
+def test_a_views_function_is_the_code_of_a_user() -> None:
+    one, other = (
+        ViewDefinition.from_request(
+            {
+                "id": ["v"],
+                "kind": "chunker",
+                "source_query": "SELECT id FROM t",
+                "output_schema": OUTPUT,
+                "udtf_spec": spec(udtf=text, udtf_sha=hashlib.sha256(text.encode()).hexdigest()),
+            }
+        ).user_code
+        for text in (UDTF, base64.b64encode(b"[]").decode())
+    )
+    assert one
+    assert one != other

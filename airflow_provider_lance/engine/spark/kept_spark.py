@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_lance.engine.job.driver_output import DriverOutput
 from airflow_provider_lance.engine.spark.python_worker import prepare_python_worker
 from airflow_provider_lance.engine.spark.session import (
+    DEFAULT_MASTER,
     default_parallelism,
     is_local_master,
     make_session,
@@ -43,7 +44,8 @@ class KeptSpark:
     def session(self, name: str) -> SparkSession:
         """A session for the job of that name. Its temporary views and settings end with it."""
         self._job = self._start().newSession()
-        log.info("Spark session of %s", name)
+        # The log of each job has the address; that of the first job also has the line of make_session.
+        log.info("Spark UI: %s (%s)", self._job.sparkContext.uiWebUrl, name)
         return self._job
 
     def warm_up(self, queries: Callable[[SparkSession], None]) -> None:
@@ -55,7 +57,7 @@ class KeptSpark:
         try:
             with self._lock, self._output.of_jvm():
                 start_gateway()
-            local = is_local_master(submitted_master() or self._master)
+            local = is_local_master(submitted_master() or self._master or DEFAULT_MASTER)
             if not local and not _gives_executors_back():
                 return
             self._start()
