@@ -223,19 +223,90 @@ def spark_sql(bench: Bench, source: str) -> None:
     show(f"Spark SQL over {count:,} rows, seconds", figures)
 
 
+FOLLOWED = {
+    "GROUP BY": "SELECT key, count(*) AS n, sum(amount) AS total, max(amount) AS most FROM orders GROUP BY key",
+    "join": "SELECT o.id, o.amount, c.name FROM orders o JOIN customers c ON o.customer = c.customer",
+    "window": "SELECT id, key, place FROM (SELECT id, key, row_number() OVER (PARTITION BY key ORDER BY amount, id) "
+    "AS place FROM orders) WHERE place <= 3",
+}
+
+
+def followed(bench: Bench, count: int) -> None:
+    """Joins, GROUP BY and windows after changes of some keys, beside a rebuild and beside Spark over Parquet.
+
+    A hundred rows have the same key. The changed keys are neighbours, and a tenth of their rows is updated.
+    """
+    keys, customers = max(1, count // 100), max(1, count // 200)
+    parquet = bench.folder / "orders"
+    parquet.mkdir()
+    for start in range(0, count, 2_000_000):
+        ids = np.arange(start, min(count, start + 2_000_000))
+        data = pa.table(
+            {"id": ids, "key": (ids * 7919) % keys, "customer": (ids * 104_729) % customers, "amount": ids % 1_000_003}
+        )
+        lance.write_dataset(
+            data,
+            bench.path("orders"),
+            mode="append" if start else "create",
+            enable_stable_row_ids=True,
+            max_rows_per_file=ROWS_PER_FILE * 8,
+        )
+        pq.write_table(data, parquet / f"{start}.parquet")
+    names = pa.table({"customer": np.arange(customers), "name": [f"customer {n}" for n in range(customers)]})
+    lance.write_dataset(names, bench.path("customers"), enable_stable_row_ids=True)
+    pq.write_table(names, bench.folder / "customers.parquet")
+    session = bench.spark.newSession()
+    session.read.parquet(str(parquet)).createOrReplaceTempView("orders")
+    session.read.parquet(str(bench.folder / "customers.parquet")).createOrReplaceTempView("customers")
+    rebuilds: dict[str, float] = {}
+    out = str(bench.folder / "out.parquet")
+    for name, query in FOLLOWED.items():
+        bench.view(f"followed_{name[0]}", query)
+        bench.refresh(f"followed_{name[0]}")
+        bench.warm()
+        rebuilds[name] = bench.best(lambda name=name: bench.refresh(f"followed_{name[0]}", full=True))
+        theirs = bench.best(lambda query=query: session.sql(query).write.mode("overwrite").parquet(out))
+        show(f"{name} over {count:,} rows, seconds", {"rebuild": rebuilds[name], "Spark over Parquet": theirs})
+    for share in (0.0001, 0.001, 0.01, 0.1):
+        orders = lance.dataset(bench.path("orders"))
+        orders.update({"amount": "amount + 1"}, where=f"key < {max(1, int(keys * share))} AND id / {keys} % 10 = 3")
+        for name in FOLLOWED:
+            bench.warm()
+            started = time.perf_counter()
+            result = bench.refresh(f"followed_{name[0]}")
+            seconds = time.perf_counter() - started
+            show(
+                f"{name} over {count:,} rows after a change of {share:.2%} of the keys",
+                {
+                    "seconds": seconds,
+                    "share of a rebuild": seconds / rebuilds[name],
+                    "mode": result["mode"],
+                    "technique": result.get("technique"),
+                    "source rows read": result.get("source_rows_read"),
+                    "estimated": result.get("estimated"),
+                },
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--small", type=int, default=2_000_000)
+    parser.add_argument("--followed", type=int, default=20_000_000, help="rows of the views that follow by keys")
+    parser.add_argument("--only-followed", action="store_true", help="measure only these")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-views"))
     options = parser.parse_args()
     bench = Bench(options.folder, options.repeat)
     try:
+        if options.only_followed:
+            followed(bench, options.followed)
+            return
         bench.make("small", options.small)
         full = full_refresh(bench, "small")
         incremental(bench, "small", full)
         spark_sql(bench, "small")
+        followed(bench, options.followed)
         bench.make("large", options.rows)
         full = full_refresh(bench, "large")
         incremental(bench, "large", full)

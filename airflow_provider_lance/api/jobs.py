@@ -106,10 +106,22 @@ def _plan_text(plan: Mapping[str, object], result: Mapping[str, object]) -> str:
             return f"would fail: {result.get('reason')}"
         work = "rebuild the view from" if result.get("mode") == "rebuild" else "apply the changes of"
         reason = f" ({result['reason']})" if result.get("reason") else ""
-        return f"would {work} {counted(source_rows, 'source row')}{reason}"
+        return f"would {work} {counted(source_rows, 'source row')}{reason}{_follows_text(plan.get('follows'))}"
     numbers = [(plan.get(key), noun) for key, noun in (("fragments", "fragment"), ("tasks", "task"))]
     inside = ", ".join(counted(number, noun) for number, noun in numbers if isinstance(number, int))
     return f"would compute {counted(rows if isinstance(rows, int) else 0, 'row')}" + (f" in {inside}" if inside else "")
+
+
+def _follows_text(follows: object) -> str:
+    """How a view follows each of its sources: ``; a change of orders: affected keys (shop)``."""
+    texts = []
+    for name, prospect in follows.items() if isinstance(follows, Mapping) else ():
+        if isinstance(prospect, Mapping):
+            key = prospect.get("key")
+            how = f" ({', '.join(map(str, key))})" if isinstance(key, list) else ""
+            what = f"{prospect['technique']}{how}" if "technique" in prospect else f"rebuild, {prospect.get('reason')}"
+            texts.append(f"; a change of {name}: {what}")
+    return "".join(texts)
 
 
 def counted(number: int, noun: str) -> str:

@@ -101,6 +101,7 @@ def _refresh(context: JobContext, view: ViewTable, meter: ProgressMeter) -> Json
     kind = _kind(refresh)
     if only_planned:
         return _plan(refresh, kind)
+    _check_can_follow(refresh, kind)
     outcome, computed = _compute(refresh, kind)
     version = state.version
     meter.phase("commit")
@@ -163,7 +164,21 @@ def _plan(refresh: Refresh, kind: ViewKind[C]) -> JsonObject:
         mode = "rebuild" if refused is None else "refused"
         outcome = Outcome(refresh.points, mode, reason=refused or str(because), details=because.details)
         rows = _source_rows(refresh)
-    return {**_result(outcome, refresh.state.version), "plan": {"source_rows": rows}}
+    follows: JsonObject = {name: prospect.to_dict() for name, prospect in kind.prospects().items()}
+    return {**_result(outcome, refresh.state.version), "plan": {"source_rows": rows, "follows": follows}}
+
+
+def _check_can_follow(refresh: Refresh, kind: ViewKind[Any]) -> None:
+    """Refuse the first rows of a view that must follow its sources and never could."""
+    if refresh.request.policy != STRICT or refresh.state.has_rows:
+        return
+    for name, prospect in kind.prospects().items():
+        if prospect.reason is not None:
+            raise JobError(
+                "plan",
+                f"Changes of {name} can never be followed, which refresh_policy incremental_strict demands: "
+                f"{prospect.reason}. Change the query, or choose the policy auto.",
+            )
 
 
 def _refuse_rebuild(refresh: Refresh, because: NotComparable) -> None:

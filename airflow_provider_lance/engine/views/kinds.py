@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.refresh_request import RefreshRequest
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
 from airflow_provider_lance.engine.job.context import JobContext
@@ -56,6 +57,12 @@ class Refresh:
         """The source of a view that reads one table."""
         return next(iter(self.sources.values()))
 
+    def unstable_source(self, name: str) -> Prospect | None:
+        """The reason for a source whose rows cannot be told apart from version to version."""
+        if self.sources[name].dataset.has_stable_row_ids:
+            return None
+        return Prospect(reason=f"{name} has no stable row ids: create it with enable_stable_row_ids")
+
     @property
     def points(self) -> dict[str, SourcePoint]:
         return {name: source.point for name, source in self.sources.items()}
@@ -69,6 +76,20 @@ class Refresh:
             self.state.dataset.data_storage_version,
             new_schema=self.state.new_schema is not None,
         )
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """How later changes of a source will be followed: by a technique, or not at all for a reason."""
+
+    technique: str | None = None
+    key: tuple[str, ...] = ()
+    reason: str | None = None
+
+    def to_dict(self) -> JsonObject:
+        if self.reason is not None:
+            return {"reason": self.reason}
+        return {"technique": self.technique} | ({"key": list(self.key)} if self.key else {})
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,10 @@ class ViewKind(ABC, Generic[C]):
     @abstractmethod
     def rows_to_read(self, changes: C) -> int:
         """How many source rows :meth:`follow` reads."""
+
+    @abstractmethod
+    def prospects(self) -> dict[str, Prospect]:
+        """How changes of each source will be followed, as far as the query alone tells."""
 
     def explain(self, changes: C) -> RefreshDetails:
         """How :meth:`follow` does its work, for the result of the job."""
@@ -145,3 +170,6 @@ class AlwaysRebuilt(ViewKind[Changes]):
 
     def rows_to_read(self, changes: Changes) -> int:
         return 0
+
+    def prospects(self) -> dict[str, Prospect]:
+        return {name: Prospect(reason=self.rebuild_reason) for name in self.refresh.sources}

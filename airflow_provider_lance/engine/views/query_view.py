@@ -13,7 +13,7 @@ from airflow_provider_lance.engine.job.progress import COMPUTE
 from airflow_provider_lance.engine.spark.driver_wait import start_spark
 from airflow_provider_lance.engine.spark.session import default_parallelism
 from airflow_provider_lance.engine.views.delete_rows import delete_source_rows
-from airflow_provider_lance.engine.views.kinds import Computed, Refresh, ViewKind
+from airflow_provider_lance.engine.views.kinds import Computed, Prospect, Refresh, ViewKind
 from airflow_provider_lance.engine.views.publish import RowChanges
 from airflow_provider_lance.engine.views.scan_tasks import (
     ROWS_PER_SPARK_TASK,
@@ -108,6 +108,9 @@ class QueryView(ViewKind[Changes]):
 
     def rows_to_read(self, changes: Changes) -> int:
         return count_rows(self.refresh.source.dataset, changes.fragments, changes.written)
+
+    def prospects(self) -> dict[str, Prospect]:
+        return {name: self.refresh.unstable_source(name) or Prospect(CHANGED_ROWS) for name in self.refresh.sources}
 
     def explain(self, changes: Changes) -> RefreshDetails:
         return RefreshDetails(technique=CHANGED_ROWS)

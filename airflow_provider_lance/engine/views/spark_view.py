@@ -21,21 +21,25 @@ from airflow_provider_lance.engine.job.context import JobCancelledError, JobErro
 from airflow_provider_lance.engine.spark.arrow_frames import arrow_frame
 from airflow_provider_lance.engine.spark.driver_wait import run_action
 from airflow_provider_lance.engine.spark.session import default_parallelism
-from airflow_provider_lance.engine.views.incremental.affected import Sources
+from airflow_provider_lance.engine.views.incremental.affected import Key, Sources
 from airflow_provider_lance.engine.views.incremental.changed_rows import read_changed_rows
 from airflow_provider_lance.engine.views.incremental.cost import Estimate
 from airflow_provider_lance.engine.views.incremental.key_values import same_comparison
+from airflow_provider_lance.engine.views.incremental.lineage import Lineage
 from airflow_provider_lance.engine.views.incremental.replacement import (
+    AFFECTED_KEYS,
     NOTHING_READ_CHANGED,
     Replacement,
     Rows,
+    check_can_follow,
     find_replacement,
+    no_key_reason,
 )
 from airflow_provider_lance.engine.views.incremental.source_columns import SourceColumns, TermReader
 from airflow_provider_lance.engine.views.incremental.source_rows import read_rows
 from airflow_provider_lance.engine.views.incremental.spark_tree import read_lineage
 from airflow_provider_lance.engine.views.incremental.view_rows import KeepKeys, delete_keys
-from airflow_provider_lance.engine.views.kinds import Computed, ViewKind
+from airflow_provider_lance.engine.views.kinds import Computed, Prospect, ViewKind
 from airflow_provider_lance.engine.views.publish import RowChanges
 from airflow_provider_lance.engine.views.scan_tasks import FragmentWriter, WriteTarget, count_rows
 from airflow_provider_lance.engine.views.source_changes import Changes, NotComparable, find_changes
@@ -165,6 +169,17 @@ class SparkView(ViewKind[Replacement]):
         if stored.names != yields.names:
             raise NotComparable("the query yields other columns than the view has")
         return [name for name in yields.names if same_comparison(stored.field(name).type, yields.field(name).type)]
+
+    def prospects(self) -> dict[str, Prospect]:
+        names = {view: name for name, view in self._planned.names.items()}
+        try:
+            lineage = read_lineage(self._planned.session, self._planned.plan, names)
+        except NotComparable as because:
+            return {name: Prospect(reason=str(because)) for name in self.refresh.sources}
+        found = {}
+        for name in self.refresh.sources:
+            found[name] = self.refresh.unstable_source(name) or _prospect(lineage, name)
+        return found
 
     def explain(self, changes: Replacement) -> RefreshDetails:
         if changes.technique == NOTHING_READ_CHANGED:
@@ -303,6 +318,21 @@ class SparkView(ViewKind[Replacement]):
                 f"the view's columns are ({columns_text(stored)}), but its query yields ({columns_text(yields)}).",
             )
         return self.refresh.target, False
+
+
+def _prospect(lineage: Lineage, table: str) -> Prospect:
+    if table not in lineage.tables:
+        return Prospect(NOTHING_READ_CHANGED)
+    try:
+        check_can_follow(lineage, [table])
+    except NotComparable as because:
+        return Prospect(reason=str(because))
+    occurrences = [number for number, name in enumerate(lineage.tables) if name == table]
+    for column in lineage.output:
+        key = Key.of(lineage, [column.name])
+        if all(key.leads_from(number) for number in occurrences):
+            return Prospect(AFFECTED_KEYS, (column.name,))
+    return Prospect(reason=no_key_reason(lineage, [table]))
 
 
 def _expensive(found: Replacement) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,14 +98,15 @@ def find_replacement(sources: Sources, usable: Sequence[str]) -> Replacement:
     return best
 
 
-def check_can_follow(lineage: Lineage, changed: Mapping[str, object]) -> None:
+def check_can_follow(lineage: Lineage, changed: Collection[str]) -> None:
     """Raise NotComparable where a changed table is read at a place from which no change can be followed."""
     for occurrence, reason in sorted(lineage.opaque.items()):
         if lineage.tables[occurrence] in changed:
             raise NotComparable(f"{lineage.tables[occurrence]} changed, and {reason}")
 
 
-def no_key_reason(lineage: Lineage, changed: Mapping[str, object]) -> str:
+def no_key_reason(lineage: Lineage, changed: Collection[str]) -> str:
+    """Why no change of some tables can be followed, for a person."""
     names = ", ".join(dict.fromkeys(table for table in lineage.tables if table in changed))
     because = "; ".join(lineage.notes) or "the columns that would are not selected, or are of a nested type"
     return f"no column of the view says which rows a change of {names} affects: {because}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,8 +15,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_lance.engine.job.context import JobError
+from airflow_provider_lance.engine.job.context import JobError, SilentReporter
+from airflow_provider_lance.engine.views import job
 from airflow_provider_lance.engine.views.incremental import spark_tree
+from airflow_provider_lance.engine.views.job import run_refresh
 from tests.engine.view_world import World
 from tests.engine.views.incremental.oracle import NAN, rows_of
 
@@ -361,4 +365,98 @@ def test_the_cheaper_way_is_taken_unless_the_policy_says_otherwise(world: World)
         assert result["mode"] == "rebuild"
         assert "so computing all rows is cheaper" in result["reason"]
         assert result["keys"] == 2
+    compare(world, "view")
+
+
+def planned(world: World, name: str) -> dict[str, Any]:
+    context = world.context(name)
+    spec = replace(context.spec, options={**context.spec.options, "plan": "true"})
+    return run_refresh(replace(context, spec=spec))
+
+
+def test_a_plan_says_how_each_source_will_be_followed_before_there_are_rows(world: World) -> None:
+    world.view("view", "SELECT o.id, c.name, (SELECT max(amount) FROM orders) AS m FROM orders o, customers c")
+    world.view("totals", "SELECT shop, count(*) AS n FROM orders GROUP BY shop")
+    follows = planned(world, "view")["plan"]["follows"]
+    assert "a subquery yields one value for all rows" in follows["orders"]["reason"]
+    assert follows["customers"] == {"technique": KEYS, "key": ["name"]}
+    assert planned(world, "totals")["plan"]["follows"] == {"orders": {"technique": KEYS, "key": ["shop"]}}
+    assert world.open("totals").version == 1
+
+
+def test_a_plan_says_the_keys_that_are_affected(world: World) -> None:
+    view(world, "SELECT shop, count(*) AS n FROM orders GROUP BY shop")
+    world.open("orders").update({"shop": "2"}, where="id = 1")
+    version = world.open("view").version
+    plan = planned(world, "view")
+    assert (plan["key"], plan["keys"], plan["source_rows_read"]) == (["shop"], 2, 6)
+    assert world.open("view").version == version
+
+
+def test_a_view_that_could_never_follow_is_refused_by_its_first_refresh(world: World) -> None:
+    world.view("view", "SELECT count(*) AS n FROM orders", refresh_policy="incremental_strict")
+    with pytest.raises(JobError, match=r"Changes of orders can never be followed.*aggregate without GROUP BY"):
+        world.refresh("view")
+    assert world.open("view").version == 1
+    world.view("totals", "SELECT shop, count(*) AS n FROM orders GROUP BY shop", refresh_policy="incremental_strict")
+    assert world.refresh("totals")["mode"] == "rebuild"
+    world.open("orders").delete("id = 1")
+    assert world.refresh("totals")["technique"] == KEYS
+
+
+class Moving(SilentReporter):
+    """Does something at the moment when a refresh has computed its rows and is about to commit them."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self.action: Callable[[], object] | None = action
+
+    def check_commit(self) -> None:
+        action, self.action = self.action, None
+        if action is not None:
+            action()
+
+
+def test_of_two_refreshes_at_once_one_starts_over(world: World) -> None:
+    view(world, "SELECT shop, count(*) AS n FROM orders GROUP BY shop")
+    world.open("orders").delete("id = 1")
+
+    def other() -> None:
+        world.open("orders").delete("id = 2")
+        World(world.root, world.make_spark()).refresh("view", refresh_policy="incremental")
+
+    world.reporter = Moving(other)
+    result = world.refresh("view", refresh_policy="incremental")
+    assert any("starting over" in str(event["message"]) for event in world.reporter.events)
+    assert result["mode"] in ("no_op", "incremental")
+    compare(world, "view")
+
+
+def test_a_source_that_moves_during_a_refresh_is_read_at_one_version(world: World) -> None:
+    view(world, "SELECT shop, count(*) AS n FROM orders GROUP BY shop")
+    world.open("orders").delete("id = 1")
+    world.reporter = Moving(lambda: world.open("orders").update({"shop": "3"}, where="id < 6"))
+    first = world.refresh("view", refresh_policy="incremental")
+    assert first["rows_written"] == 1
+    assert sum(row[1] for row in world.rows("view")) == 11
+    refreshed(world, "view")
+
+
+@pytest.mark.parametrize("fault", ["write_rows", "write_bookmark"])
+def test_a_refresh_that_dies_between_its_steps_is_made_good(
+    world: World, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    view(world, "SELECT shop, count(*) AS n FROM orders GROUP BY shop")
+    before = world.rows("view")
+    world.open("orders").update({"shop": "2"}, where="id = 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(job, fault, die)
+        with pytest.raises(KeyboardInterrupt):
+            world.refresh("view", refresh_policy="incremental")
+    assert (world.rows("view") == before) == (fault == "write_rows")
+    result = world.refresh("view", refresh_policy="incremental")
+    assert (result["rows_written"], result["rows_deleted"], result["technique"]) == (2, 2, KEYS)
     compare(world, "view")
