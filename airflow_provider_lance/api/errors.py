@@ -137,6 +137,11 @@ class WireError(Exception):
         self.args = (change(str(self)),)
         self.reason, self.detail = change(self.reason), change(self.detail)
 
+    def advise(self, sentence: str) -> None:
+        """Add to the texts what a person can do."""
+        self.args = (f"{self} {sentence}",)
+        self.reason = f"{self.reason} {sentence}"
+
     @property
     def transient(self) -> bool:
         """Whether the same request may succeed later although nothing about it is changed."""

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 _VECTOR = re.compile(r"(?P<item>.+?)\[(?P<size>\d*)\]")
 _PARAMETRIC = re.compile(r"(?P<name>list|large_list|timestamp|decimal128)[<(](?P<rest>.+)[>)]")
 
+_UNITS = {"s": "Second", "ms": "Millisecond", "us": "Microsecond", "ns": "Nanosecond"}
+_SQL_TYPES = {
+    "bool": "Boolean",
+    "halffloat": "Float16",
+    "float": "Float32",
+    "double": "Float64",
+    "string": "Utf8",
+    "large_string": "LargeUtf8",
+    "binary": "Binary",
+    "large_binary": "LargeBinary",
+    "date32[day]": "Date32",
+    "date64[ms]": "Date64",
+    **{f"int{bits}": f"Int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"UInt{bits}" for bits in (8, 16, 32, 64)},
+}
+
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
     """``{"id": "int64 not null", "tags": "list<string>", "vector": "float32[384]"}`` as an Arrow schema."""
@@ -54,6 +70,35 @@ def _type(text: str, column: str) -> pa.DataType:
             f"Column {column!r} has the type {text!r}, which Arrow does not know. Types are Arrow's names, such as "
             "int64, float32, string, binary, timestamp(us, UTC), list<string>, or float32[384] for a vector."
         ) from None
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch with these columns and no rows. pylance's server takes a stream without any batch for missing data."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def null_expression(kind: pa.DataType) -> str:
+    """An SQL expression of Lance that is null and of this type; ValueError for a type that its SQL has no word for."""
+    return f"arrow_cast(NULL, '{_sql_type(kind)}')"
+
+
+def _sql_type(kind: pa.DataType) -> str:
+    import pyarrow as pa
+
+    if isinstance(kind, pa.FixedSizeListType):
+        return f"FixedSizeList({kind.list_size}, {_sql_type(kind.value_type)})"
+    if isinstance(kind, pa.ListType | pa.LargeListType):
+        return f"{'List' if isinstance(kind, pa.ListType) else 'LargeList'}({_sql_type(kind.value_type)})"
+    if isinstance(kind, pa.TimestampType):
+        zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
+        return f"Timestamp({_UNITS[kind.unit]}, {zone})"
+    if isinstance(kind, pa.Decimal128Type):
+        return f"Decimal128({kind.precision}, {kind.scale})"
+    if str(kind) not in _SQL_TYPES:
+        raise ValueError(f"Lance's SQL has no word for the type {kind}: load rows that have the column.")
+    return _SQL_TYPES[str(kind)]
 
 
 def encode_schema(schema: pa.Schema) -> str:

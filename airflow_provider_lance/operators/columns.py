@@ -137,7 +137,7 @@ class LanceAddColumnsOperator(LanceTableOperator):
         self, table_id: list[str], columns: list[JsonObject], rules: dict[str, dict[str, str]]
     ) -> tuple[list[JsonObject], list[JsonObject]]:
         """The columns that the table lacks, and those whose rule differs. Fails where a rule must not be replaced."""
-        from airflow_provider_lance.definitions.declarations import declared_columns
+        from airflow_provider_lance.definitions.differences import declared_columns
 
         new, different = [], []
         for column in columns:
@@ -182,7 +182,7 @@ class LanceAddColumnsOperator(LanceTableOperator):
 
     def _differences(self, rules: dict[str, dict[str, str]], column: JsonObject) -> str:
         """How the declaration differs from the table's rules, in words; empty where they are equal."""
-        from airflow_provider_lance.definitions.declarations import declared_columns, rule_differences
+        from airflow_provider_lance.definitions.differences import declared_columns, rule_differences
 
         names = declared_columns(column)
         found = [f"its output {name!r} is missing" for name in names if name not in rules]

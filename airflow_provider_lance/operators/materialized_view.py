@@ -10,6 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_states import IF_EXISTS, JobType
+from airflow_provider_lance.definitions.sql.names import same_query
 from airflow_provider_lance.operators.job_base import LanceJobOperator
 from airflow_provider_lance.tasks.errors import log_failure
 from airflow_provider_lance.tasks.operator_arguments import JobArguments
@@ -199,7 +200,7 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
             self.log.warning(
                 "The view is there already, and the server does not tell its query: it was not compared with this one."
             )
-        elif _words(query) != _words(str(wanted)):
+        elif not same_query(query, str(wanted)):
             failed = AirflowFailException(
                 f"The view {self.hook.join_id(table_id)} is defined otherwise: query is {query!r} there and "
                 f"{wanted!r} here. This server cannot change it: drop the view and create it again."
@@ -207,11 +208,6 @@ class LanceCreateMaterializedViewOperator(_ViewOperator):
             raise log_failure(self.log, failed)
         else:
             self.log.info("The view is there already, with an equal query (if_exists=%s).", self.if_exists)
-
-
-def _words(query: str) -> list[str]:
-    """The words of a query. Backticks do not count, because a server may quote names that need no quotes."""
-    return query.replace("`", "").rstrip("; \n").split()
 
 
 class LanceRefreshMaterializedViewOperator(_ViewOperator):

@@ -197,8 +197,8 @@ class LanceCreateTableOperator(LanceTableOperator):
             raise log_failure(self.log, failed)
 
     def _counted_data(self) -> tuple[ArrowData, RowCount]:
-        from airflow_provider_lance.definitions.arrow_types import arrow_schema
-        from airflow_provider_lance.tasks.row_source import RowCount, RowSource, empty_batch
+        from airflow_provider_lance.definitions.arrow_types import arrow_schema, empty_batch
+        from airflow_provider_lance.tasks.row_source import RowCount, RowSource
 
         count = RowCount()
         try:

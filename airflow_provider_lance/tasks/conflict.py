@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowTaskTimeout
 
-from airflow_provider_lance.tasks.errors import TaskLog, describe_failure, log_failure, task_error
+from airflow_provider_lance.api.missing_features import describe_failure
+from airflow_provider_lance.tasks.errors import TaskLog, log_failure, task_error
 from airflow_provider_lance.tasks.job_follower import poll_job
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.job_states import JobState
+from airflow_provider_lance.api.missing_features import describe_failure, is_permanent
 from airflow_provider_lance.configuration import read_configuration
-from airflow_provider_lance.tasks.errors import TaskLog, describe_failure, is_permanent
+from airflow_provider_lance.tasks.errors import TaskLog
 from airflow_provider_lance.tasks.job_outcome import TIMEOUT, JobEvent, ended_event, lost_event, timeout_event
 from airflow_provider_lance.tasks.poll_errors import PollErrors
 

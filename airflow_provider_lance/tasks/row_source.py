@@ -91,13 +91,6 @@ def _plain_strings(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema]))
 
 
-def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch with these columns and no rows. pylance's server takes a stream without any batch for missing data."""
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
 class RowCount:
     """Counts the rows that are sent. The count of a reader is known once it has been read to its end."""
 

@@ -152,7 +152,7 @@ def _has_folder(location: str) -> bool:
 
 def _create_by_server(hook: LanceNamespaceHook, order: WriteOrder, key: str) -> Written:
     """Create the table without rows and insert them with the key, so that a repeated request stores them once."""
-    from airflow_provider_lance.tasks.row_source import empty_batch
+    from airflow_provider_lance.definitions.arrow_types import empty_batch
 
     reader = order.rows.open()
     try:

@@ -6,13 +6,12 @@ query has and no part of the query makes. Spark's analyzer decides in the first 
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_lance.definitions.sql.parsing import SPARK, TokenType, exp, parse, tokenize
-from airflow_provider_lance.definitions.sql.text import SqlError, place
+from airflow_provider_lance.definitions.sql.text import SqlError, near_names, place
 
 # These parts of a query make columns whose names are not in the text, or not as names.
 _MAKES_COLUMNS = (
@@ -173,12 +172,6 @@ class SparkQuery:
         sentence = f"there is no column {name!r} (at {place(self.sql, _start(parts))})"
         listed = "; ".join(f"{table} has {', '.join(names)}" for table, names in tables.items())
         return f"{sentence}: {listed}." + (f" Did you mean {near}?" if near else "")
-
-
-def near_names(name: str, names: Iterable[str]) -> str:
-    """Those of ``names`` that look like ``name``, quoted, best first; empty where none does."""
-    lower = {there.lower(): there for there in names}
-    return " or ".join(repr(lower[found]) for found in difflib.get_close_matches(name.lower(), lower, n=2, cutoff=0.6))
 
 
 def _makes_rows(node: exp.Expr) -> bool:

@@ -5,6 +5,7 @@ Spark's workers and DAG files import this module, so it imports no parser; ``lan
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ def repeated_names(names: Iterable[str]) -> str:
     """The names that occur more than once, as text. Names that differ by case only count as equal."""
     lower = [name.lower() for name in names]
     return ", ".join(sorted({name for name in lower if lower.count(name) > 1}))
+
+
+def near_names(name: str, names: Iterable[str]) -> str:
+    """Those of ``names`` that look like ``name``, quoted, best first; empty where none does."""
+    lower = {there.lower(): there for there in names}
+    return " or ".join(repr(lower[found]) for found in difflib.get_close_matches(name.lower(), lower, n=2, cutoff=0.6))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from airflow_provider_lance.definitions.column_rules import (
     keeps_type,
     virtual_fields,
 )
-from airflow_provider_lance.definitions.declarations import has_rule, rule_differences
+from airflow_provider_lance.definitions.differences import has_rule, rule_differences
 from airflow_provider_lance.definitions.expressions import (
     expression_type,
     find_field,

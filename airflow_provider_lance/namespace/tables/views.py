@@ -27,8 +27,9 @@ from airflow_provider_lance.api.models import (
     ViewRequest,
     ViewSource,
 )
-from airflow_provider_lance.definitions.declarations import view_differences
+from airflow_provider_lance.definitions.differences import view_differences
 from airflow_provider_lance.definitions.refresh_request import RefreshRequest
+from airflow_provider_lance.definitions.sql.text import near_names
 from airflow_provider_lance.definitions.view_definition import DEFINITION_KEY, ViewDefinition
 from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.tables.identifiers import table_identifier
@@ -200,8 +201,6 @@ class Views:
 
     def _similar_names(self, view_id: list[str], parts: list[str]) -> str:
         """The tables in the view's namespace, or in the one that its query names, whose names are similar."""
-        from airflow_provider_lance.definitions.sql.spark_sql import near_names
-
         *space, name = [step for part in parts for step in part.split(DEFAULT_DELIMITER)]
         names: set[str] = set()
         for namespace_id in [space] if space else [view_id[:-1], []]:

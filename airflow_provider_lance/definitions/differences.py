@@ -156,4 +156,4 @@ def _virtual_rule(definition: JsonObject) -> JsonObject:
 
 
 def _shown(value: object) -> str:
-    return "not there" if value is None else repr(value)
+    return "missing" if value is None else repr(value)
