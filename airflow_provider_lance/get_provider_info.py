@@ -7,7 +7,18 @@ from typing import Any
 from airflow_provider_lance.configuration import describe_configuration
 
 _PACKAGE = "airflow_provider_lance"
-_GUIDES = ("start", "connection", "loading", "backfill", "udfs", "views", "assets", "spark-submit", "operators/index")
+_GUIDES = (
+    "start",
+    "connection",
+    "loading",
+    "declarations",
+    "backfill",
+    "udfs",
+    "views",
+    "assets",
+    "spark-submit",
+    "operators/index",
+)
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -27,6 +38,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "hooks": _modules("hooks.lance"),
         "operators": _modules(
+            "operators.apply",
             "operators.backfill",
             "operators.check",
             "operators.columns",

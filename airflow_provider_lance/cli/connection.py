@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance_namespace import LanceNamespace
 
+    from airflow_provider_lance.api.arrow import ArrowData
     from airflow_provider_lance.api.settings import Settings
     from airflow_provider_lance.api.wire import Wire
 
@@ -81,7 +82,7 @@ class Connection(abc.ABC):
         """Run an operation; fields that are ``None`` are left out."""
         given = {name: value for name, value in fields.items() if value is not None}
         try:
-            return self._call(operation, given)
+            return self.request(operation, given)
         except WireError as error:
             self._explain(error, given)
             raise
@@ -109,7 +110,8 @@ class Connection(abc.ABC):
         self.close()
 
     @abc.abstractmethod
-    def _call(self, operation: str, fields: JsonObject) -> JsonObject: ...
+    def request(self, operation: str, fields: JsonObject, data: ArrowData | None = None) -> JsonObject:
+        """Run an operation, with Arrow data where it takes some; an error is as the namespace sent it."""
 
     def _explain(self, error: WireError, fields: JsonObject) -> None:
         """Reword an error about a name that does not exist, with the names that look like it."""
@@ -128,7 +130,7 @@ class Connection(abc.ABC):
         pages = Pages(OPERATIONS[listing], fields)
         try:
             while pages.fields is not None:
-                rows = pages.rows(self._call(listing, dict(pages.fields)))
+                rows = pages.rows(self.request(listing, dict(pages.fields)))
                 names += [row[0] if isinstance(row, tuple) else str(row) for row in rows]
         except WireError:
             return
@@ -157,8 +159,8 @@ class ServerConnection(Connection):
     def close(self) -> None:
         self.wire.close()
 
-    def _call(self, operation: str, fields: JsonObject) -> JsonObject:
-        value = self.wire.call(operation, fields).value
+    def request(self, operation: str, fields: JsonObject, data: ArrowData | None = None) -> JsonObject:
+        value = self.wire.call(operation, fields, data).value
         return value if isinstance(value, dict) else {"data": value}
 
     def _explain(self, error: WireError, fields: JsonObject) -> None:
@@ -212,11 +214,14 @@ class FolderConnection(Connection):
     def close(self) -> None:
         """A folder holds nothing open."""
 
-    def _call(self, operation: str, fields: JsonObject) -> JsonObject:
+    def request(self, operation: str, fields: JsonObject, data: ArrowData | None = None) -> JsonObject:
         from lance_namespace.errors import LanceNamespaceError
 
+        from airflow_provider_lance.api.arrow import ArrowBody
+
+        body = () if data is None else (b"".join(ArrowBody(data)),)
         try:
-            answer = getattr(self._namespace, operation)(fields)
+            answer = getattr(self._namespace, operation)(fields, *body)
         except LanceNamespaceError as error:
             code = ErrorCode(int(error.code))
             raise WireError(str(error), code=code, operation=operation) from None

@@ -11,7 +11,18 @@ import sys
 from collections.abc import Sequence
 
 from airflow_provider_lance import __version__
-from airflow_provider_lance.cli import completion, jobs, keys, rows, serve, submit, tables, versions, views
+from airflow_provider_lance.cli import (
+    completion,
+    declarations,
+    jobs,
+    keys,
+    rows,
+    serve,
+    submit,
+    tables,
+    versions,
+    views,
+)
 from airflow_provider_lance.cli.arguments import UsageError
 
 _EXTRAS = {"psycopg": "postgres"}
@@ -42,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"airflow-lance {__version__}")
     parser.set_defaults(debug=False)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for noun in (tables, rows, views, versions, submit, jobs, serve, keys, completion):
+    for noun in (tables, rows, views, versions, declarations, submit, jobs, serve, keys, completion):
         noun.add_commands(commands)
     return parser
 

@@ -161,6 +161,11 @@ def infer_outputs(function: Callable[..., object], column: str) -> dict[str, pa.
     return {name: _type(function, each, f"its output {name!r}") for name, each in fields.items()}
 
 
+def output_names(function: Callable[..., object], column: str) -> list[str]:
+    """The columns that a function fills, without their types: ``column``, or the fields of a dataclass."""
+    return list(_fields(function, _returned(function)) or [column])
+
+
 def row_schema(function: Callable[..., object]) -> pa.Schema:
     """The schema of the rows that a function yields: the fields of the dataclass or TypedDict in its annotation.
 

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from airflow_provider_lance.definitions.arrow_types import arrow_schema
 from airflow_provider_lance.definitions.failure_policy import UdfError
 from airflow_provider_lance.definitions.function_envelope import UdfOptions, wrap
-from airflow_provider_lance.definitions.function_signature import check_inputs, infer_inputs, infer_outputs
+from airflow_provider_lance.definitions.function_signature import (
+    check_inputs,
+    infer_inputs,
+    infer_outputs,
+    output_names,
+)
 from airflow_provider_lance.definitions.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -57,6 +62,21 @@ class UdfColumn:
         parts += [] if self.type is None else [f"type={str(self.type)!r}"]
         parts += [f"arguments={dict(self.arguments)}"] if self.arguments else []
         return f"UdfColumn({', '.join(parts)})"
+
+    def input_columns(self) -> list[str]:
+        """The columns that the function gets, as field paths."""
+        if self.inputs is None and not isinstance(self.function, str):
+            return infer_inputs(self.function, "scalar")
+        return list(self.inputs or [])
+
+    def output_columns(self, column: str) -> list[str]:
+        """The columns that the function fills, if it is declared under a name.
+
+        :param column: The name of the column.
+        """
+        if self.type is not None or isinstance(self.function, str):
+            return [column]
+        return output_names(self.function, column)
 
     def entry(self, column: str) -> JsonObject:
         """The ``virtual_column`` of an ``add_columns`` request. The function is wrapped when this is called.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
 
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException
 
-from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.job_states import IF_EXISTS
+from airflow_provider_lance.declarations.columns import compare_columns, replace_rules
+from airflow_provider_lance.declarations.namespace_state import column_rules
 from airflow_provider_lance.operators.base import LanceTableOperator
 from airflow_provider_lance.tasks.errors import log_failure, task_error
 from airflow_provider_lance.tasks.operator_arguments import TableArguments
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_lance.tasks.lineage import TaskLineage
 
 IfColumnExists = Literal["fail", "skip", "replace"]
-_CANNOT_REPLACE = (
-    "A server that cannot replace rules knows no if_exists='replace': there, drop the column and declare it again."
-)
 
 
 class LanceAddColumnsOperator(LanceTableOperator):
@@ -88,17 +85,13 @@ class LanceAddColumnsOperator(LanceTableOperator):
         replaced: list[JsonObject] = []
         if self.if_exists != "fail":
             described = self.describe(table_id, branch)
-            new, replaced = self._missing_and_different(table_id, columns, _rules(described))
+            new, replaced = self._missing_and_different(table_id, columns, column_rules(described))
         result = {"table_id": table_id, "added": _names(new), "replaced": _names(replaced)}
         if not new and not replaced:
             self.publish(context, table_id, version=described.get("version"))
             return {**result, **_version(described)}
         fields = {"id": table_id, "branch": branch, "new_columns": [*new, *replaced]}
-        if not replaced:
-            answer = self.call("alter_table_add_columns", fields)
-        else:
-            answer = self._replace(fields)
-            self._check_replaced(replaced, _rules(self.describe(table_id, branch)))
+        answer = self._replace(fields, replaced) if replaced else self.call("alter_table_add_columns", fields)
         name, version = self.hook.join_id(table_id), answer.get("version")
         if new:
             self.log.info("Added %s to table %s, version %s.", ", ".join(_names(new)), name, version)
@@ -139,15 +132,13 @@ class LanceAddColumnsOperator(LanceTableOperator):
         """The columns that the table lacks, and those whose rule differs. Fails where a rule must not be replaced."""
         from airflow_provider_lance.definitions.differences import declared_columns
 
-        new, different = [], []
-        for column in columns:
+        compared = compare_columns(rules, columns)
+        for column in compared.equal:
             names = declared_columns(column)
-            if not any(name in rules for name in names):
-                new.append(column)
-            elif differences := self._differences(rules, column):
-                different.append((column, differences))
-            else:
-                self.log.info("Column %s is there already, with an equal rule (if_exists=%s).", names, self.if_exists)
+            self.log.info("Column %s is there already, with an equal rule (if_exists=%s).", names, self.if_exists)
+            if "expression" in column:
+                self.log.info("The table does not keep the expression of %s: it was not compared.", column["name"])
+        different = compared.different
         if different and self.if_exists == "skip":
             listed = " ".join(f"Column {column['name']!r}: {differences}." for column, differences in different)
             failed = AirflowFailException(
@@ -162,42 +153,14 @@ class LanceAddColumnsOperator(LanceTableOperator):
                     "is no rule to replace: declare it in `computed`, or drop the column first."
                 )
             self.log.info("Replacing the rule of column %s: %s.", column["name"], differences)
-        return new, [column for column, _ in different]
+        return compared.new, [column for column, _ in different]
 
-    def _replace(self, fields: JsonObject) -> JsonObject:
-        failure: AirflowException
+    def _replace(self, fields: JsonObject, replaced: list[JsonObject]) -> JsonObject:
         try:
-            return self.hook.call("alter_table_add_columns", {**fields, "context": {IF_EXISTS: "replace"}})
+            return replace_rules(self.hook, fields, replaced)
         except WireError as error:
             failure = task_error(error)
-            if error.code != ErrorCode.CONCURRENT_MODIFICATION:
-                failure = type(failure)(f"{error} {_CANNOT_REPLACE}")
         raise log_failure(self.log, failure)
-
-    def _check_replaced(self, columns: list[JsonObject], rules: dict[str, dict[str, str]]) -> None:
-        """Fail where the server did not replace the rules; another server may ignore the request's context."""
-        if any(self._differences(rules, column) for column in columns):
-            failed = AirflowFailException(f"The server accepted the request and kept the old rules. {_CANNOT_REPLACE}")
-            raise log_failure(self.log, failed)
-
-    def _differences(self, rules: dict[str, dict[str, str]], column: JsonObject) -> str:
-        """How the declaration differs from the table's rules, in words; empty where they are equal."""
-        from airflow_provider_lance.definitions.differences import declared_columns, rule_differences
-
-        names = declared_columns(column)
-        found = [f"its output {name!r} is missing" for name in names if name not in rules]
-        for name in names:
-            if name in rules:
-                found += [str(difference) for difference in rule_differences(rules[name], column)]
-        if not found and "expression" in column:
-            self.log.info("The table does not keep the expression of column %s: it was not compared.", column["name"])
-        return "; ".join(dict.fromkeys(found))
-
-
-def _rules(described: JsonObject) -> dict[str, dict[str, str]]:
-    """The metadata of each column, which holds its rule."""
-    fields = (described.get("schema") or {}).get("fields") or []
-    return {field["name"]: field.get("metadata") or {} for field in fields}
 
 
 def _names(columns: list[JsonObject]) -> list[str]:

@@ -9,13 +9,13 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.versions import WITH_VERSION
+from airflow_provider_lance.declarations.columns import compare_schema
 from airflow_provider_lance.operators.base import LanceTableOperator, table_facets
 from airflow_provider_lance.tasks.errors import log_failure
 from airflow_provider_lance.tasks.operator_arguments import TableArguments
 from airflow_provider_lance.tasks.templating import as_mapping, choice, none_if_blank
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
@@ -174,21 +174,14 @@ class LanceCreateTableOperator(LanceTableOperator):
 
     def _check_schema(self, table_id: list[str], described: JsonObject) -> None:
         """Fail where a declared column is missing or has another type. The table may have more columns."""
-        from airflow_provider_lance.definitions.arrow_types import arrow_schema
-
         fields = (described.get("schema") or {}).get("fields")
         if not fields:
             self.log.warning("The server does not tell the table's schema: it was not compared.")
             return
-        there = {str(field.get("name")): _arrow_type(field) for field in fields}
-        differing = []
-        for field in arrow_schema(as_mapping("schema", self.schema) or {}):
-            if field.name not in there:
-                differing.append(f"{field.name} is not there")
-            elif there[field.name] is None:
-                self.log.warning("The server's word for the type of %s is not known: not compared.", field.name)
-            elif there[field.name] != field.type:
-                differing.append(f"{field.name} is {there[field.name]} there and {field.type} here")
+        compared = compare_schema(fields, as_mapping("schema", self.schema) or {})
+        for name in compared.unknown:
+            self.log.warning("The server's word for the type of %s is not known: not compared.", name)
+        differing = [f"{name} is not there" for name in compared.missing] + [str(each) for each in compared.different]
         if differing:
             failed = AirflowFailException(
                 f"The table {self.hook.join_id(table_id)} is there already, with another schema: "
@@ -233,17 +226,6 @@ class LanceDropTableOperator(LanceTableOperator):
         self.log.info(done, self.hook.join_id(table_id))
         self.publish(context, table_id, dropped=answer is not None)
         return {"table_id": table_id, "dropped": answer is not None}
-
-
-def _arrow_type(field: JsonObject) -> pa.DataType | None:
-    """The type of a described field; ``None`` for a type name that Lance does not know, such as pylance's ``utf8``."""
-    from lance.schema import json_to_schema
-
-    try:
-        found: pa.DataType = json_to_schema({"fields": [{**field, "metadata": {}}]}).field(0).type
-    except (TypeError, ValueError, OSError):
-        return None
-    return found
 
 
 def _path(location: str | None) -> str:

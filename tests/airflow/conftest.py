@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 import uuid
@@ -31,6 +32,8 @@ from tests.airflow.jobs_server import JobsServer  # noqa: E402
 if TYPE_CHECKING:
     from airflow.models.taskinstance import TaskInstance
     from airflow.sdk import DAG
+
+    from airflow_provider_lance.namespace import SparkNamespace
 
 
 @pytest.fixture(scope="session")
@@ -68,8 +71,6 @@ def connection(conn_id: str, uri_or_json: str) -> Iterator[None]:
 
 
 def rest_connection(url: str, **extra: Any) -> str:
-    import json
-
     return json.dumps({"conn_type": "lance", "host": url, "extra": extra})
 
 
@@ -105,6 +106,19 @@ def tables(rest_adapter: str) -> Iterator[str]:
     """``lance_default`` points to pylance's server."""
     with connection("lance_default", rest_connection(rest_adapter)):
         yield rest_adapter
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Iterator[SparkNamespace]:
+    """``lance_default`` is an in-process namespace with the table ``people``."""
+    from airflow_provider_lance.namespace import SparkNamespace
+    from tests.namespace.people import with_people
+
+    namespace = with_people(tmp_path / "lake")
+    kind = f"{SparkNamespace.__module__.rpartition('.')[0]}.{SparkNamespace.__name__}"
+    extra = {"impl": kind, "properties": {"root": str(tmp_path / "lake")}}
+    with connection("lance_default", json.dumps({"conn_type": "lance", "extra": extra})):
+        yield namespace
 
 
 class Run:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_lance.functions import UdfColumn
 from airflow_provider_lance.namespace import SparkNamespace
 from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
-from tests.airflow.conftest import connection
 from tests.airflow.test_hard_times import run_context
-from tests.namespace.people import with_people
 
 pytestmark = [pytest.mark.usefixtures("airflow_home"), pytest.mark.timeout(120)]
 
@@ -29,16 +24,6 @@ def shorten(text: str) -> int:
 
 def count(text: str) -> int:
     return len(text)
-
-
-@pytest.fixture
-def people(tmp_path: Path) -> Iterator[SparkNamespace]:
-    """``lance_default`` is an in-process namespace with the table ``people``."""
-    namespace = with_people(tmp_path / "lake")
-    kind = f"{SparkNamespace.__module__.rpartition('.')[0]}.{SparkNamespace.__name__}"
-    extra = {"impl": kind, "properties": {"root": str(tmp_path / "lake")}}
-    with connection("lance_default", json.dumps({"conn_type": "lance", "extra": extra})):
-        yield namespace
 
 
 def declare(if_exists: Any = "fail", **columns: Any) -> dict[str, Any]:

@@ -13,10 +13,19 @@ import pytest
 from airflow.sdk import BaseOperator, BaseSensorOperator
 
 from airflow_provider_lance.assets.lance import create_asset
+from airflow_provider_lance.declarations import (
+    LanceChecks,
+    LanceIndex,
+    LanceTable,
+    LanceView,
+    LanceViewFunction,
+    load_declarations,
+)
 from airflow_provider_lance.decorators.lance import _LanceDecoratedOperator, lance_task
 from airflow_provider_lance.get_provider_info import get_provider_info
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
 from airflow_provider_lance.operators.version import stage_version
+from airflow_provider_lance.task_groups.lance import LanceTaskGroup
 from airflow_provider_lance.tasks import operator_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +45,13 @@ def public_classes() -> Iterator[type]:
                         yield found
 
 
+DECLARATIONS = (LanceTable, LanceView, LanceIndex, LanceChecks, LanceViewFunction, LanceTaskGroup)
 CLASSES = sorted(set(public_classes()), key=lambda found: found.__name__)
 TASKS = [found for found in CLASSES if issubclass(found, BaseOperator)]
 FUNCTIONS: list[Callable[..., object]] = [
     create_asset,
     lance_task,
+    load_declarations,
     stage_version,
     *(
         method
@@ -88,6 +99,13 @@ def assert_sentences(texts: dict[str, str]) -> None:
 def test_each_argument_of_a_class_is_documented_in_complete_sentences(found: type) -> None:
     texts = documented(found)
     assert {name for name in texts if name != "return"} == arguments(found)
+    assert_sentences(texts)
+
+
+@pytest.mark.parametrize("found", DECLARATIONS, ids=lambda found: found.__name__)
+def test_each_argument_of_a_declaration_is_documented_in_complete_sentences(found: type) -> None:
+    texts = documented(found)
+    assert set(texts) - {"kwargs"} == named(inspect.signature(found))
     assert_sentences(texts)
 
 

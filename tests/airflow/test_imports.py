@@ -35,7 +35,7 @@ def loaded(first: str, then: str, home: Path) -> str:
 
 def test_no_module_of_the_airflow_layer_loads_anything_heavy(tmp_path: Path) -> None:
     modules = """
-for folder in ("hooks", "operators", "sensors", "triggers", "assets", "links", "decorators"):
+for folder in ("hooks", "operators", "sensors", "triggers", "assets", "links", "decorators", "task_groups"):
     package = importlib.import_module(f"airflow_provider_lance.{folder}")
     for found in pkgutil.iter_modules(package.__path__):
         if not found.name.startswith("spark"):  # see below

@@ -123,6 +123,20 @@ class TestExamples:
         assert again.state == "success"
         assert again.xcom("declare")["added"] == []
 
+    def test_a_declaration_is_applied_and_filled(self, run_dag: RunDag, real: RealServer) -> None:
+        run = run_dag(example("lance_declared"))
+        assert run.state == "success"
+        assert (run.xcom("apply")["create"], run.xcom("apply")["applied"]) == (6, True)
+        assert run.xcom("fill.backfill.tickets.score")["result"]["rows_assigned"] == 200
+        assert run.xcom("fill.refresh.urgent_tickets")["result"]["rows_written"] == 80
+        assert run.xcom("fill.refresh.long_urgent_tickets")["result"]["rows_written"] == 52
+        promoted = run.xcom("fill.promote.tickets")["version"]
+        assert promoted == run.xcom("fill.check.tickets")["version"]
+        again = run_dag(example("lance_declared"))
+        assert again.state == "success"
+        assert again.xcom("apply")["changes"] == []
+        assert again.xcom("apply")["versions"] == {}
+
     def test_backfill_suggests_names(self, run_dag: RunDag, real: RealServer) -> None:
         run = run_dag(example("lance_backfill"), run_conf={"table": "artcles"})
         assert run.task_state("check") == "failed"

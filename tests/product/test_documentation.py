@@ -144,7 +144,10 @@ def test_each_page_has_a_short_example_its_result_and_its_errors(classes: list[P
 
 def test_examples_that_need_no_server_run(provider: RunProvider) -> None:
     pages = [page for kind in ("operators", "sensors", "triggers") for page in sorted((DOCS / kind).glob("*.md"))]
-    pages += [DOCS / f"{name}.md" for name in ("assets", "backfill", "index", "jobs", "start", "udfs", "views")]
+    pages += [
+        DOCS / f"{name}.md"
+        for name in ("assets", "backfill", "declarations", "index", "jobs", "start", "task_group", "udfs", "views")
+    ]
     pages += [DOCS / "reference" / "index.md", ROOT / "README.md"]
     examples = [{"page": str(page.relative_to(ROOT)), "code": code} for page in pages for code in python_blocks(page)]
     provider("run", given=json.dumps(examples))

@@ -1,0 +1,1 @@
+"""Task groups for DAGs. Each module has one."""
