@@ -219,6 +219,7 @@ class JobSpec:
     locations.
     ``write_key`` is the key that the commit of a write carries, the job's id by default. A commit with this key is
     looked for in the versions after ``write_after`` before anything is written.
+    ``on_spark`` says that Spark computes the rows however few they are, so that its driver can start Spark at once.
     """
 
     job_type: str
@@ -230,6 +231,7 @@ class JobSpec:
     tables: dict[str, str] = field(default_factory=dict)
     write_key: str = ""
     write_after: int = 0
+    on_spark: bool = False
 
     def to_dict(self) -> JsonObject:
         return asdict(self)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import uuid
 import warnings
 from collections.abc import Sequence
@@ -26,8 +27,10 @@ from airflow_provider_lance.engine.run_job import (
     planned,
     run_job,
 )
-from airflow_provider_lance.engine.spark.session import make_session, session_factory
+from airflow_provider_lance.engine.spark.session import make_session, session_factory, start_gateway
 from airflow_provider_lance.system.channels import Channel
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="descriptor of the socket over which the server hands over jobs",
     )
+    parser.add_argument("--start-spark", action="store_true", help="start Spark at once, because the job will need it")
     parser.add_argument("--warm-up", action="store_true", help="with --channel: start Spark before there is a job")
     parser.add_argument(
         "--same-function", action="store_true", help="with --channel: after a function, take jobs of the same function"
@@ -120,12 +124,21 @@ def _storage_options() -> dict[str, str]:
     return {str(key): str(value) for key, value in json.loads(Path(path).read_text(encoding="utf-8")).items()}
 
 
+def _start_jvm() -> None:
+    try:
+        start_gateway()
+    except Exception:
+        log.debug("The JVM could not be started early", exc_info=True)  # the job fails with the same error
+
+
 def _run_assigned(arguments: argparse.Namespace) -> int:
     first = None
     if arguments.job_id:
         secrets = read_launch_token()
         first = Assignment(arguments.job_id, arguments.attempt, arguments.namespace, secrets, arguments.plan)
     if arguments.channel is None and first is not None:
+        if arguments.start_spark:
+            threading.Thread(target=_start_jvm, name="start-jvm", daemon=True).start()
         runtime = Runtime(lambda name: make_session(name, master=arguments.master), arguments.driver_rows)
         return run_job(first, runtime).exit
     from airflow_provider_lance.engine.waiting_driver import WaitingDriver
@@ -137,4 +150,4 @@ def _run_assigned(arguments: argparse.Namespace) -> int:
         driver_rows=arguments.driver_rows,
         same_function=arguments.same_function,
     )
-    return driver.run(first, warm_up=arguments.warm_up)
+    return driver.run(first, warm_up=arguments.warm_up, start_spark=arguments.start_spark)

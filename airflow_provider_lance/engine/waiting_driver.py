@@ -46,8 +46,10 @@ class WaitingDriver:
         self._jobs = 0
         self._user_code = ""
 
-    def run(self, first: Assignment | None, *, warm_up: bool = False) -> int:
+    def run(self, first: Assignment | None, *, warm_up: bool = False, start_spark: bool = False) -> int:
         """Run ``first`` and then what the server hands over, until it closes the channel or this driver must end."""
+        if start_spark:
+            self._spark.start_early()
         if warm_up:
             # A daemon, so that a driver whose server is gone ends at once.
             threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()

@@ -68,6 +68,22 @@ class KeptSpark:
         except Exception:
             log.exception("Spark could not be started before there is a job")
 
+    def start_early(self) -> None:
+        """Start Spark in a thread, for a job that will need it, while the job is claimed and planned.
+
+        On a cluster only the JVM is started, because a job that finds nothing to do should take no executors.
+        """
+        threading.Thread(target=self._start_early, name="start-spark-early", daemon=True).start()
+
+    def _start_early(self) -> None:
+        try:
+            with self._lock, self._output.of_jvm():
+                start_gateway()
+            if is_local_master(submitted_master() or self._master):
+                self._start()
+        except Exception:
+            log.debug("Spark could not be started early", exc_info=True)  # the job fails with the same error
+
     def keep_workers(self) -> None:
         """Run a task on each core of this machine. Spark ends the Python workers that had none for a minute."""
         if self._first is None or not is_local_master(self._first.sparkContext.master):

@@ -46,6 +46,7 @@ class Launch:
     environment: str | None
     job_type: str
     table_name: str
+    on_spark: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,13 @@ class Executions:
                     claimed_ms=None,
                     updated_ms=now,
                 )
-                .returning(jobs.c.cluster, jobs.c.environment, jobs.c.job_type, jobs.c.table_name)
+                .returning(jobs.c.cluster, jobs.c.environment, jobs.c.job_type, jobs.c.table_name, jobs.c.spec)
             ).one_or_none()
             if row is None:
                 return None
             add_event(connection, job_id, JobState.QUEUED if attempt == 0 else JobState.RUNNING, message)
-        return Launch(job_id, attempt + 1, token, row.cluster, row.environment, row.job_type, row.table_name)
+        on_spark = JobSpec.from_dict(row.spec).on_spark
+        return Launch(job_id, attempt + 1, token, row.cluster, row.environment, row.job_type, row.table_name, on_spark)
 
     def started(self, launch: Launch, reference: Mapping[str, object]) -> None:
         """Store how to find and kill the driver that was started."""

@@ -108,6 +108,8 @@ class Launcher:
         start = self._prepare(cluster, environment, folder, conf, data_in_jvm=data_in_jvm)
         start.variables[TOKEN_FILE_VARIABLE] = str(token)
         arguments = ["--job-id", launch.job_id, "--attempt", str(launch.attempt), *self._arguments(cluster)]
+        if launch.on_spark and cluster.starts_python:
+            arguments.append("--start-spark")
         mark = self._mark(launch.job_id, launch.attempt)
         with self.logs.open(launch.job_id, launch.attempt) as log:
             if cluster.keeps_drivers:

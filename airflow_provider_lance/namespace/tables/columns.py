@@ -172,6 +172,7 @@ class Columns:
             context=request.context,
             environment=backfill.manifest,
             user_code=rule.user_code,
+            on_spark=rule.expression is None,
         )
 
     def _refuse_while_filled(self, table_id: list[str], columns: Mapping[str, object]) -> None:

@@ -84,13 +84,14 @@ class JobRequests:
         tables: Mapping[str, str] | None = None,
         environment: str | None = None,
         user_code: str | None = None,
+        on_spark: bool = False,
         write_key: str = "",
         write_after: int = 0,
     ) -> str:
         """Hand an accepted request to the jobs service; ``fields`` are those of :func:`job_fields`.
 
         ``locks`` name what the job writes. A plan writes nothing, so it holds no lock and waits for none. ``user_code``
-        is what :class:`JobSubmission` has under that name.
+        is what :class:`JobSubmission` has under that name, and ``on_spark`` what :class:`JobSpec` has.
         """
         options = job_options(context)
         spec = JobSpec(
@@ -103,6 +104,7 @@ class JobRequests:
             tables=dict(tables or {}),
             write_key=write_key,
             write_after=write_after,
+            on_spark=on_spark and not only_plans(options),
         )
         return self.service.submit(
             JobSubmission(

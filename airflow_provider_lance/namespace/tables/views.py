@@ -238,6 +238,7 @@ class Views:
             context=context,
             tables={name: self._catalog.locate(table_id).location for name, table_id in sources.items()},
             user_code=definition.user_code,
+            on_spark=definition.dialect == "spark" or definition.udtf is not None,
         )
 
     def _view_ids(self, namespace_id: list[str]) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,10 @@ def test_a_driver_that_starts_as_python_has_the_options_of_spark_submit_in_a_var
     properties_folder = Path(options[options.index("--properties-file") + 1]).parent
     assert launcher.end("job-1", 2, driver)
     assert not properties_folder.exists()
+    early = launcher.start(replace(LAUNCH, job_id="job-2", on_spark=True))
+    assert early.child is not None
+    assert early.child.wait() == 0
+    assert "--start-spark" in (tmp_path / "command").read_text().splitlines(), "it starts Spark before its claim"
 
 
 def test_no_spark_submit_is_a_sentence(tmp_path: Path) -> None:

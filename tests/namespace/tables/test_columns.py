@@ -158,6 +158,7 @@ class TestAddColumns:
         add(namespace, virtual(udf=envelope.encode(), udf_backend=IMPORT_PATH_BACKEND, auto_backfill=True))
         (submission,) = jobs.submissions
         assert submission.spec.request == {"column": "vec"}
+        assert submission.spec.on_spark, "functions never run in the driver"
 
 
 class TestBackfill:
@@ -189,6 +190,9 @@ class TestBackfill:
             "options": {"plan": "true", "max_failed_rows": "3"},
             "managed": True,
             "tables": {},
+            "write_key": "",
+            "write_after": 0,
+            "on_spark": False,
         }
         assert submission.locks == (), "a plan writes nothing"
         assert (submission.idempotency_key, submission.waiter_seconds) == ("k", 60)

@@ -192,6 +192,11 @@ class TestRefresh:
         create(namespace, with_no_data=True)
         answer = namespace.refresh_materialized_view({"id": ["loud"], "full": True, "concurrency": 2})
         assert jobs.submissions[-1].spec.request == {"full": True, "concurrency": 2}
+        assert not jobs.submissions[-1].spec.on_spark
+        grouped = "SELECT count(*) AS n, min(id) AS least FROM people GROUP BY text"
+        namespace.create_materialized_view({"id": ["grouped"], "query": grouped, "with_no_data": True})
+        namespace.refresh_materialized_view({"id": ["grouped"]})
+        assert jobs.submissions[-1].spec.on_spark, "its driver starts Spark at once"
         with pytest.raises(ConcurrentModificationError):
             namespace.refresh_materialized_view({"id": ["loud"]})
         jobs.end(answer.job_id)
