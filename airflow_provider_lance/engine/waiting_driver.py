@@ -114,9 +114,10 @@ class WaitingDriver:
 @functools.cache
 def import_engine() -> None:
     """Import what any job needs, and exempt it from garbage collection."""
-    import lance  # noqa: F401
+    import lance.commit  # noqa: F401
 
     from airflow_provider_lance.api import client  # noqa: F401
+    from airflow_provider_lance.definitions.sql import lance_sql  # noqa: F401
     from airflow_provider_lance.engine.backfill import job as backfill  # noqa: F401
     from airflow_provider_lance.engine.views import job as views  # noqa: F401
 
