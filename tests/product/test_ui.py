@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,13 +39,19 @@ pytestmark = pytest.mark.timeout(1500)
 class Ui:
     """One ``make ui`` in a folder, until one Ctrl-C."""
 
-    def __init__(self, folder: Path, rows: int = 20_000) -> None:
+    def __init__(self, folder: Path, rows: int = 20_000, variables: Mapping[str, str] | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         self.log = folder / "ui.log"
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
                 [sys.executable, ROOT / "scripts" / "ui.py"],
-                env={**environment, "LANCE_UI_FOLDER": str(folder), "ROWS": str(rows), "PYTHONPATH": str(ROOT)},
+                env={
+                    **environment,
+                    "LANCE_UI_FOLDER": str(folder),
+                    "ROWS": str(rows),
+                    "PYTHONPATH": str(ROOT),
+                    **(variables or {}),
+                },
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -165,6 +171,12 @@ def test_the_connections_are_in_airflows_database(ui: Addresses, api: httpx.Clie
 
 @pytest.fixture
 def page(ui: Addresses) -> Iterator[Page]:
+    with browser_page() as shown:
+        yield shown
+
+
+@contextlib.contextmanager
+def browser_page() -> Iterator[Page]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -173,6 +185,40 @@ def page(ui: Addresses) -> Iterator[Page]:
         shown.set_default_timeout(60_000)
         yield shown
         browser.close()
+
+
+@in_a_browser
+def test_the_connections_are_listed_under_admin(ui: Addresses, page: Page) -> None:
+    page.goto(ui.airflow)
+    page.get_by_role("button", name="Admin").click()
+    page.get_by_role("menuitem", name="Connections").click()
+    for name in ("lance_default", "spark_default"):
+        page.get_by_text(name, exact=True).wait_for()
+
+
+@in_a_browser
+@pytest.mark.soak
+def test_a_second_start_shows_what_the_first_one_had(tmp_path: Path) -> None:
+    """Two whole starts, one after the other, each looked at in a browser."""
+    (tmp_path / "ports.json").write_text(json.dumps({"namespace": free_port(), "airflow": free_port()}))
+    dags = tmp_path / "my dags"
+    dags.mkdir()
+    shutil.copy(ROOT / "dags" / "lance_embed.py", dags)
+    (tmp_path / "server.toml").write_text('[clusters.mine]\nmaster = "local[1]"\n')
+    seen, options = [], {"DAGS": str(dags), "CONFIG": str(tmp_path / "server.toml")}
+    for variables in ({}, options):
+        with Ui(tmp_path, variables=variables) as started, browser_page() as page:
+            addresses = started.wait_for_addresses()
+            page.goto(f"{addresses[0]}/connections")
+            page.get_by_text("lance_default", exact=True).wait_for()
+            page.goto(addresses[1])
+            page.get_by_text("good_reviews").first.wait_for()
+            seen.append((*addresses, page.locator("tbody a[href*='/ui/jobs/']").count()))
+            page.goto(f"{addresses[0]}/dags")
+            page.get_by_text("lance_embed", exact=True).first.wait_for()
+            assert page.get_by_text("lance_backfill", exact=True).count() == (0 if variables else 1)
+    assert seen[0] == seen[1], "the same addresses and the same jobs"
+    assert seen[0][2] == 3
 
 
 @in_a_browser
