@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,9 +48,11 @@ class Reader:
         words = shlex.split(command.removesuffix("|| true"))
         if words[:3] == ["airflow", "dags", "test"]:
             assert self.test_dag(*words[3:]) == (not command.endswith("|| true")), command
-        else:
-            assert words[0] == "airflow-lance", command
+        elif words[0] == "airflow-lance":
             assert main(words[1:]) == 0, command
+        else:
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            subprocess.run(["bash", "-e", "-c", command], env={**os.environ, "PATH": path}, check=True)
         return "".join(self.capture.readouterr())
 
     def test_dag(self, dag_id: str, *arguments: str) -> bool:
@@ -82,16 +87,14 @@ def reader(
 
 @pytest.mark.parametrize("page", GUIDES, ids=[page.stem for page in GUIDES])
 def test_a_guide_works_as_printed(page: Path, reader: Reader) -> None:
-    output, typed = "", 0
+    output = ""
     for block in blocks(page):
         if block.kind == "python":
             reader.save(block.text, block.dag_id)
         elif block.kind == "bash":
             output = "".join(reader.type(command) for command in block.text.strip().splitlines())
-            typed += 1
         else:
             assert missing_lines(block.text, output) == [], output[-6000:]
-    assert typed or page.stem == "loading"
 
 
 @pytest.mark.parametrize(
