@@ -304,9 +304,9 @@ def summary(hook: LanceNamespaceHook, order: WriteOrder, written: Written) -> st
         rows = f"{result.inserted:,} rows inserted and {result.updated:,} updated"
     else:
         rows = f"{result.inserted:,} rows {_DONE[order.mode]}"
-    new = ", a new table," if written.created else ""
+    new = " of a new table" if written.created else ""
     through = "" if written.way == "storage" else " through the server"
-    return f"{hook.join_id(order.table_id)}{new}: {rows} as version {result.version}{through}"
+    return f"{hook.join_id(order.table_id)}: {rows} as version {result.version}{new}{through}"
 
 
 def answer(order: WriteOrder, written: Written) -> JsonObject:
