@@ -139,6 +139,7 @@ def _dispatch(context: JobContext) -> Mapping[str, object]:
     if context.spec.job_type == JobType.WRITE.value:
         from airflow_provider_lance.engine.write.job import run_write
 
+        context.runs("")
         return run_write(context)
     raise JobError("validate", f"This engine does not know the job type {context.spec.job_type!r}")
 

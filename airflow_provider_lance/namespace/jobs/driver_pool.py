@@ -29,9 +29,11 @@ StorageOptions = Callable[[JobSpec], Mapping[str, str] | None]
 AttemptKey = tuple[str, int]
 
 # A driver that has reported the end of its job is free within milliseconds, much sooner than another one is started.
-_RETURN_SECONDS = 3.0
+_RETURN_SECONDS = 5.0
 # A driver that took a job is replaced only after this time: most jobs end sooner, and their driver comes back.
 _REPLACE_SECONDS = 5.0
+# Jobs often come in groups, so a driver beyond those that may wait for long is there for the next of a group.
+_SURPLUS_SECONDS = 10.0
 # A waiting driver whose recipe is no longer current ends after about this time; it takes no job from the beginning.
 _LOOK_SECONDS = 10.0
 # A driver that was told to end may take this long.
@@ -288,7 +290,7 @@ class DriverPool:
         """``place`` is 0 for the driver that has waited for the shortest time."""
         if kept.is_stale(self.launcher):
             return "the configuration or the installed packages have changed"
-        if place >= max(1, cluster.standby):
+        if place >= max(1, cluster.standby) and time.monotonic() - kept.since > _SURPLUS_SECONDS:
             return "enough others wait"
         if place >= cluster.standby and time.monotonic() - kept.since > cluster.idle_seconds:
             return f"it had no job for {cluster.idle_seconds:g} s"

@@ -102,7 +102,8 @@ class Supervisor:
         self._kill_cancelled()
         self._end_overdue()
         self._launch_waiting()
-        self.pool.round()
+        if not self._stop.is_set():  # Nobody would end a driver that is started now.
+            self.pool.round()
         self._delete_old_jobs()
         self.last_round = time.monotonic()
 

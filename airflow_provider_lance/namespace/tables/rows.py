@@ -98,6 +98,7 @@ class Rows:
             context=request.context,
             write_key=key,
             write_after=int(earlier[-1].spec.get("write_after") or 0) if earlier else after,
+            user_code="",
         )
         return WriteTableResponse(job_id=job_id)
 

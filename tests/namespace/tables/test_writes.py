@@ -33,6 +33,7 @@ def test_a_write_becomes_a_job_with_its_key_and_the_version_before_it(namespace:
     assert submitted.spec.request == {"path": "s3://landing/*.parquet"}
     assert (submitted.spec.write_key, submitted.spec.write_after) == ("run-1", version)
     assert submitted.locks == (), "appends run side by side"
+    assert submitted.user_code == "", "its driver may be used again"
     jobs.end(job_id)
     namespace.insert_into_table({"id": ["people"]}, _arrow([99]))
     namespace.write_table(body)
