@@ -220,6 +220,7 @@ class JobSpec:
     ``write_key`` is the key that the commit of a write carries, the job's id by default. A commit with this key is
     looked for in the versions after ``write_after`` before anything is written.
     ``on_spark`` says that Spark computes the rows however few they are, so that its driver can start Spark at once.
+    ``secrets`` has the ids of secrets, never their values, by the environment variables of the job's function.
     """
 
     job_type: str
@@ -232,9 +233,10 @@ class JobSpec:
     write_key: str = ""
     write_after: int = 0
     on_spark: bool = False
+    secrets: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> JsonObject:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "secrets" or value}
 
     @classmethod
     def from_dict(cls, data: JsonMapping) -> JobSpec:
@@ -262,7 +264,7 @@ class JobSpec:
         location = document.get("location")
         if not isinstance(location, str) or not location.strip():
             raise ValueError(f"The spec's location is {location!r}; it must be the path or URI of the table or view.")
-        for name in ("request", "options", "tables"):
+        for name in ("request", "options", "tables", "secrets"):
             if not isinstance(document.get(name, {}), Mapping):
                 raise ValueError(f"The spec's {name} is {document[name]!r}; it must be an object.")
         table_id = document.get("table_id") or [location.rstrip("/").rpartition("/")[2].removesuffix(".lance")]

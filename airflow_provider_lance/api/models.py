@@ -110,6 +110,7 @@ class AlterTableAddColumnsRequest(_Model, spec.AlterTableAddColumnsRequest):
 
     new_columns: list[AddColumnsEntry] = Field(default_factory=list)  # type: ignore[assignment]
     arrow_schema: str | None = Field(default=None, description="Empty columns: base64 of an Arrow IPC schema")
+    function: JsonObject | None = Field(default=None, description="The function that fills columns marked all_null")
 
 
 class PrewarmTableIndexRequest(_Request):
@@ -240,6 +241,125 @@ class ListMaterializedViewsResponse(_Response):
     page_token: str | None = None
 
 
+class CreateFunctionRequest(_Request):
+    """A function as LanceDB's client registers it; ``definitions/source_function.py`` reads its parts."""
+
+    id: list[str] | None = None
+    artifact: JsonObject
+    signature: JsonObject
+    runtime: JsonObject
+    secret_bindings: list[JsonObject] | None = None
+
+
+class CreateFunctionResponse(_Response):
+    job_id: str | None = None
+
+
+class DescribeFunctionRequest(_Request):
+    id: list[str] | None = None
+    version: str | None = Field(default=None, description="The newest version by default")
+
+
+class DescribeFunctionResponse(_Response):
+    """LanceDB's FunctionVersion."""
+
+    name: str
+    namespace_path: list[str] | None = None
+    object_id: str
+    location: str
+    version: str
+    image: JsonObject
+    signature: JsonObject
+    secret_bindings: list[JsonObject] | None = None
+    created_at: str
+    metadata: JsonObject = Field(default_factory=dict)
+    disabled: bool = False
+
+
+class DropFunctionRequest(_Request):
+    id: list[str] | None = None
+    version: str
+
+
+class DropFunctionResponse(_Response):
+    dropped: bool | None = None
+
+
+class ListFunctionsRequest(_Request):
+    id: list[str] | None = None
+    include_definition: bool | None = None
+    page_token: str | None = None
+    limit: int | None = None
+
+
+class ListFunctionsResponse(_Response):
+    functions: list[JsonObject] = Field(default_factory=list)
+    page_token: str | None = None
+
+
+class CreateSecretRequest(_Request):
+    id: list[str] | None = None
+    value: str = Field(repr=False)
+
+
+class CreateSecretResponse(_Response):
+    pass
+
+
+class AlterSecretRequest(_Request):
+    id: list[str] | None = None
+    value: str = Field(repr=False)
+
+
+class AlterSecretResponse(_Response):
+    pass
+
+
+class DescribeSecretRequest(_Request):
+    id: list[str] | None = None
+
+
+class DescribeSecretResponse(_Response):
+    """When a secret was set. Its value is never answered."""
+
+    name: str
+    created_at_millis: int
+    updated_at_millis: int
+
+
+class DropSecretRequest(_Request):
+    id: list[str] | None = None
+
+
+class DropSecretResponse(_Response):
+    pass
+
+
+class ListSecretsRequest(_Request):
+    id: list[str] | None = None
+    page_token: str | None = None
+    limit: int | None = None
+
+
+class ListSecretsResponse(_Response):
+    secrets: list[JsonObject] = Field(default_factory=list)
+    page_token: str | None = None
+
+
+class ListTableErrorsRequest(_Request):
+    id: list[str] | None = None
+    branch: str | None = None
+    job_id: str | None = None
+    column: str | None = None
+    limit: int | None = Field(default=None, ge=1, le=100_000)
+
+
+class ListTableErrorsResponse(_Response):
+    records: list[JsonObject] = Field(default_factory=list)
+    fragments: list[JsonObject] | None = None
+    truncated: bool | None = None
+
+
 class ListJobsRequest(_Request):
     page_token: str | None = None
     limit: int | None = Field(default=None, ge=1, le=1000)
@@ -329,6 +449,7 @@ class ClaimJobResponse(_Response):
     spec: JsonObject
     storage_options: dict[str, str] | None = Field(default=None, repr=False)
     expires_at: float | None = None
+    secrets: dict[str, str] | None = Field(default=None, repr=False)
 
 
 class ReportJobRequest(_JobRequest):

@@ -68,6 +68,8 @@ class Subject(enum.Enum):
     TABLE = "table"
     VIEW = "materialized_view"
     TRANSACTION = "transaction"
+    FUNCTION = "function"
+    SECRET = "secret"  # noqa: S105 - a segment of paths
     JOBS = "jobs"
 
 
@@ -150,7 +152,7 @@ class Operation:
         The server runs such a request in the threads of the registry, so that jobs are answered while storage is slow,
         and tables while the registry is away.
         """
-        return self.subject is Subject.JOBS
+        return self.subject in {Subject.JOBS, Subject.FUNCTION, Subject.SECRET}
 
     @property
     def about_jobs(self) -> bool:
@@ -181,6 +183,7 @@ _QUERY_SQL = ("filter", "columns")
 
 _read = partial(Operation, scope=Scope.READ, replayable=True)
 _listing = partial(_read, method="GET", body=Body.NONE, missing=ErrorCode.NAMESPACE_NOT_FOUND)
+_named = partial(Operation, optional=True, missing=ErrorCode.TRANSACTION_NOT_FOUND)
 _job = partial(Operation, scope=Scope.JOBS, replayable=True, optional=True, missing=ErrorCode.TRANSACTION_NOT_FOUND)
 
 _ROWS = (
@@ -547,6 +550,37 @@ _ROWS = (
         query=_PAGE,
         optional=True,
     ),
+    # Functions, secrets and the errors of functions, as LanceDB's client asks for them
+    _named("CreateFunction", "/v1/function/{id}/create", "Register a function", statuses=(202,), replayable=True),
+    _named(
+        "DescribeFunction",
+        "/v1/function/{id}/describe",
+        "Describe a version of a function",
+        scope=Scope.READ,
+        replayable=True,
+    ),
+    _named("DropFunction", "/v1/function/{id}/drop", "Drop a version of a function", replayable=True),
+    _listing(
+        "ListFunctions",
+        "/v1/namespace/{id}/function/list",
+        "List functions",
+        items="functions",
+        query=("include_definition", *_PAGE),
+        optional=True,
+    ),
+    _named("CreateSecret", "/v1/secret/{id}/create", "Store a secret"),
+    _named("AlterSecret", "/v1/secret/{id}/alter", "Replace the value of a secret", replayable=True),
+    _named("DescribeSecret", "/v1/secret/{id}/describe", "When a secret was set", scope=Scope.READ, replayable=True),
+    _named("DropSecret", "/v1/secret/{id}/drop", "Delete a secret"),
+    _listing(
+        "ListSecrets",
+        "/v1/namespace/{id}/secret/list",
+        "List the names of secrets",
+        items="secrets",
+        query=_PAGE,
+        optional=True,
+    ),
+    _read("ListTableErrors", "/v1/table/{id}/errors", "Rows on which functions failed", optional=True),
     # The jobs API of LanceDB's client
     _job("ListJobs", "/v1/jobs/list", "List jobs", items="jobs", scope=Scope.READ),
     _job("DescribeJob", "/v1/jobs/describe", "Describe a job", scope=Scope.READ),

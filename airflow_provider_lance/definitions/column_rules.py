@@ -68,8 +68,11 @@ class ColumnRule:
 
     @property
     def user_code(self) -> str:
-        """The identity of the function that fills the column; "" for SQL."""
-        return self.envelope.fingerprint if self.envelope else ""
+        """The identity of the function that fills the column and of its secrets; "" for SQL."""
+        if self.envelope is None:
+            return ""
+        secrets = ",".join(f"{name}={self.envelope.secrets[name]}" for name in sorted(self.envelope.secrets))
+        return f"{self.envelope.fingerprint}|{secrets}" if secrets else self.envelope.fingerprint
 
     @property
     def target_paths(self) -> tuple[str, ...]:

@@ -24,10 +24,12 @@ from airflow_provider_lance.definitions.failure_policy import (
     read_rules,
 )
 from airflow_provider_lance.definitions.json_types import JsonObject
+from airflow_provider_lance.definitions.source_function import SourceFunction
 
 IMPORT_PATH_BACKEND = "ImportPathUDFSpecV1"
 CLOUDPICKLE_BACKEND = "CloudpickleUDFSpecV1"
-BACKENDS = (IMPORT_PATH_BACKEND, CLOUDPICKLE_BACKEND)
+SOURCE_BACKEND = "SourceUDFSpecV1"
+BACKENDS = (IMPORT_PATH_BACKEND, CLOUDPICKLE_BACKEND, SOURCE_BACKEND)
 
 Call = Literal["scalar", "batch", "arrays"]
 CALLS = get_args(Call)
@@ -89,6 +91,12 @@ class UdfEnvelope:
     num_cpus: float | None = None
     num_gpus: float | None = None
     memory: int | None = None
+    source: SourceFunction | None = None
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The ids of the secrets that the function needs, by the environment variables in which it finds them."""
+        return self.source.secrets if self.source is not None else {}
 
     @property
     def policy(self) -> ErrorPolicy:
@@ -104,6 +112,8 @@ class UdfEnvelope:
     def fingerprint(self) -> str:
         """What the function computes, as far as its envelope can tell."""
         content = f"{self.backend}\0{self.call}\0{self.path}\0{self.sha256}"
+        if self.source is not None:
+            content += f"\0{self.source.fingerprint}"
         if self.arguments:
             content += f"\0{json.dumps(self.arguments, sort_keys=True)}"
         return hashlib.sha256(content.encode()).hexdigest()
@@ -126,6 +136,8 @@ class UdfEnvelope:
                 "sha256": self.sha256,
                 "python": self.python,
             }
+        if self.source is not None:
+            document["source"] = self.source.to_dict()
         return base64.b64encode(json.dumps(document, sort_keys=True).encode()).decode()
 
     @classmethod
@@ -133,7 +145,7 @@ class UdfEnvelope:
         """Read and check an envelope without running any of it."""
         if backend not in BACKENDS:
             raise UdfError(
-                f"the function's udf_backend is {backend!r}; this engine runs {' and '.join(BACKENDS)} only. The "
+                f"the function's udf_backend is {backend!r}; this engine runs {', '.join(BACKENDS)} only. The "
                 "column is left alone: fill it with the system that declared it, or declare it again with one of these."
             )
         try:
@@ -159,6 +171,8 @@ class UdfEnvelope:
         _ = envelope.policy  # raises for an unknown on_error
         if backend == IMPORT_PATH_BACKEND:
             return replace(envelope, path=_check_path(document.get("path")))
+        if backend == SOURCE_BACKEND:
+            return replace(envelope, source=SourceFunction.from_dict(document.get("source") or {}))
         return _with_pickle(envelope, document)
 
 
@@ -354,6 +368,11 @@ class UdfPolicy:
     def check(self, envelope: UdfEnvelope) -> None:
         if envelope.backend == CLOUDPICKLE_BACKEND and not self.allow_pickles:
             raise UdfError("pickled functions are not allowed here; put the function in a package and name its path")
+        if envelope.backend == SOURCE_BACKEND and not self.allow_pickles:
+            raise UdfError(
+                "registered functions are source text that travels with the table, which is not allowed here "
+                "(LANCE_UDF_PICKLES=forbid); put the function in a package and name its path"
+            )
         if envelope.path is not None and self.import_prefixes:
             module = envelope.path.partition(":")[0]
             if not any(module == prefix or module.startswith(prefix + ".") for prefix in self.import_prefixes):

@@ -85,6 +85,7 @@ def _run_claim(settings: Settings, pulse: Wire, claim: Claim, assignment: Assign
             make_spark=lambda: runtime.make_spark(application_name(spec)),
             reporter=reporter,
             storage_options=reporter.storage_options,
+            secrets=claim.secrets,
             connect=lambda: cast("LanceNamespace", clients.enter_context(CommitClient(settings))),
             job_id=claim.job_id,
             attempt=assignment.attempt,

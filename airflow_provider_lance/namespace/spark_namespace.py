@@ -33,6 +33,9 @@ from airflow_provider_lance.api.models import (
 )
 from airflow_provider_lance.api.operations import Body, Operation, Scope, Subject
 from airflow_provider_lance.api.plain_data import Fields
+from airflow_provider_lance.namespace.functions.errors import FunctionErrors
+from airflow_provider_lance.namespace.functions.functions import Functions
+from airflow_provider_lance.namespace.functions.secrets import Secrets
 from airflow_provider_lance.namespace.search.dialects import read_query
 from airflow_provider_lance.namespace.search.indices import Indices
 from airflow_provider_lance.namespace.search.queries import Queries
@@ -131,6 +134,9 @@ class SparkNamespace(LanceNamespace):
         self._refs = Refs(self._catalog)
         self._columns = Columns(self._catalog, requests)
         self._views = Views(self._catalog, requests)
+        self._functions = Functions(requests)
+        self._secrets = Secrets(requests)
+        self._errors = FunctionErrors(self._catalog, requests)
         self._watch_settings = WatchSettings.from_properties(properties)
         self._watcher: Watcher | None = None
 
@@ -213,6 +219,16 @@ class SparkNamespace(LanceNamespace):
     describe_materialized_view = _Handled(lambda self: self._views.describe_materialized_view)
     drop_materialized_view = _Handled(lambda self: self._views.drop_materialized_view)
     list_materialized_views = _Handled(lambda self: self._views.list_materialized_views)
+    create_function = _Handled(lambda self: self._functions.create_function)
+    describe_function = _Handled(lambda self: self._functions.describe_function)
+    drop_function = _Handled(lambda self: self._functions.drop_function)
+    list_functions = _Handled(lambda self: self._functions.list_functions)
+    create_secret = _Handled(lambda self: self._secrets.create_secret)
+    alter_secret = _Handled(lambda self: self._secrets.alter_secret)
+    describe_secret = _Handled(lambda self: self._secrets.describe_secret)
+    drop_secret = _Handled(lambda self: self._secrets.drop_secret)
+    list_secrets = _Handled(lambda self: self._secrets.list_secrets)
+    list_table_errors = _Handled(lambda self: self._errors.list_table_errors)
     list_jobs = _Handled(lambda self: self._job_requests.list_jobs)
     describe_job = _Handled(lambda self: self._job_requests.describe_job)
     cancel_job = _Handled(lambda self: self._job_requests.cancel_job)
@@ -344,6 +360,8 @@ def _check_ids(operation: Operation, request: BaseModel) -> None:
         table_identifier(identifier)
     elif operation.subject is Subject.VIEW:
         table_identifier(identifier, "view")
+    elif operation.subject in {Subject.FUNCTION, Subject.SECRET}:
+        table_identifier(identifier, operation.subject.value)
     for entry in getattr(request, "entries", None) or []:
         table_identifier(entry.id)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.job_states import IDEMPOTENCY_KEY, LEASE_SECONDS
 from airflow_provider_lance.api.jobs import JobSpec
+from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.api.requester import Requester
 from airflow_provider_lance.definitions.errors import invalid
 
@@ -101,8 +102,64 @@ def read_requester(context: Mapping[str, str]) -> Requester | None:
         raise invalid(str(error)) from None
 
 
+@dataclass(frozen=True)
+class RegisteredFunction:
+    """One version of a function; ``definition`` is the request that registered it."""
+
+    id: tuple[str, ...]
+    version: int
+    definition: JsonObject
+    created_ms: int
+
+
+class FunctionRegistry(Protocol):
+    """Functions by their ids and versions."""
+
+    def add(self, function_id: list[str], definition: JsonObject) -> RegisteredFunction:
+        """Store the next version, or find the newest one if its definition is the same."""
+
+    def find(self, function_id: list[str], version: int | None = None) -> RegisteredFunction | None: ...
+
+    def drop(self, function_id: list[str], version: int) -> bool: ...
+
+    def listed(self, namespace_id: list[str]) -> list[RegisteredFunction]:
+        """The newest version of each function of a namespace, in the order of their names."""
+
+
+@dataclass(frozen=True)
+class SecretTimes:
+    """When a secret was created and last set."""
+
+    name: str
+    created_ms: int
+    updated_ms: int
+
+
+class SecretRegistry(Protocol):
+    """Secrets by their ids. Their values are given to jobs only."""
+
+    def create(self, secret_id: list[str], value: str) -> None: ...
+
+    def alter(self, secret_id: list[str], value: str) -> None: ...
+
+    def find(self, secret_id: list[str]) -> SecretTimes | None: ...
+
+    def drop(self, secret_id: list[str]) -> bool: ...
+
+    def listed(self, namespace_id: list[str]) -> list[SecretTimes]: ...
+
+
 class Jobs(Protocol):
     """What a namespace needs of the jobs service."""
+
+    @property
+    def functions(self) -> FunctionRegistry: ...
+
+    @property
+    def secrets(self) -> SecretRegistry: ...
+
+    def record(self, spec: JobSpec, result: Mapping[str, object]) -> str:
+        """The id of a job that is done already, for requests that a client follows as a job."""
 
     def check(self, cluster: str | None, environment: str | None) -> None:
         """Raise ``InvalidInputError`` unless both names are known; called before anything is written."""

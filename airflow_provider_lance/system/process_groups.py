@@ -19,7 +19,9 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 # The server's own secrets. A driver has a token in its private file, and a worker process needs no secret.
-_SECRETS = frozenset({"LANCE_REGISTRY", "LANCE_API_KEY", "LANCE_BEARER_TOKEN"})
+_SECRETS = frozenset(
+    {"LANCE_REGISTRY", "LANCE_API_KEY", "LANCE_BEARER_TOKEN", "LANCE_SECRETS_KEY", "LANCE_SECRETS_KEY_FILE"}
+)
 
 
 def environment_without_secrets() -> dict[str, str]:

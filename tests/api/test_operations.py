@@ -26,6 +26,9 @@ BEYOND_THE_SPEC = {
     "prewarm_table_index",
     "prewarm_table_data",
     "write_table",
+    "list_functions",
+    "list_secrets",
+    "list_table_errors",
     *(name for name, row in OPERATIONS.items() if row.jobs_api),
 }
 

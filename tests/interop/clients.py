@@ -27,7 +27,7 @@ class Client(Protocol):
     def call(self, name: str, fields: dict[str, Any], data: bytes | None = None) -> Any: ...
 
 
-_JOBS = frozenset(name for name, row in OPERATIONS.items() if row.path.startswith("/v1/jobs/"))
+_JOBS = frozenset(name for name, row in OPERATIONS.items() if row.jobs_api)
 _LANCEDB = frozenset(
     {
         "describe_materialized_view",
@@ -35,6 +35,9 @@ _LANCEDB = frozenset(
         "list_materialized_views",
         "prewarm_table_data",
         "prewarm_table_index",
+        "list_table_errors",
+        "list_functions",
+        "list_secrets",
     }
 )
 

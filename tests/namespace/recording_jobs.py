@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from lance_namespace.errors import InvalidInputError, TransactionNotFoundError
 
 from airflow_provider_lance.api import models
+from airflow_provider_lance.api.jobs import JobSpec
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
-from airflow_provider_lance.namespace.submission import JobSubmission
+from airflow_provider_lance.namespace.submission import FunctionRegistry, JobSubmission, SecretRegistry
 
 
 class RecordingJobs:
@@ -76,6 +78,17 @@ class RecordingJobs:
 
     def query_job_events(self, request: models.QueryJobEventsRequest) -> bytes:
         return b"events"
+
+    @property
+    def functions(self) -> FunctionRegistry:
+        raise NotImplementedError
+
+    @property
+    def secrets(self) -> SecretRegistry:
+        raise NotImplementedError
+
+    def record(self, spec: JobSpec, result: Mapping[str, object]) -> str:
+        raise NotImplementedError
 
     def pause_job(self, request: models.PauseJobRequest) -> models.PauseJobResponse:
         return models.PauseJobResponse(paused=True)

@@ -22,6 +22,7 @@ from airflow_provider_lance.engine.functions.exact_arrays import exact_array
 from airflow_provider_lance.engine.functions.guarded_call import call_with_retries
 from airflow_provider_lance.engine.functions.load_function import loaded_function
 from airflow_provider_lance.engine.functions.user_traceback import user_traceback
+from airflow_provider_lance.engine.functions.worker_variables import hide_secrets
 from airflow_provider_lance.engine.job.context import JobError
 
 if TYPE_CHECKING:
@@ -247,5 +248,5 @@ def _output(row: Any, name: str, at: int) -> Any:
 
 
 def _describe(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
+    text = hide_secrets(f"{type(error).__name__}: {error}")
     return text if len(text) <= 500 else text[:497] + "..."

@@ -199,6 +199,7 @@ def _settings(this: _Round) -> FillSettings:
         ),
         threads=request.intra_applier_concurrency or 1,
         address=this.meter.address if target.context.spark_started else None,
+        secrets=target.context.secrets,
     )
 
 

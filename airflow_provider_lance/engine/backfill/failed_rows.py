@@ -24,6 +24,8 @@ class FailedRow(TypedDict):
     """A failed row as results and failures report it."""
 
     row_id: NotRequired[int]  # not known of a row whose task still runs
+    fragment_id: NotRequired[int]
+    row_offset: NotRequired[int]
     message: str
 
 

@@ -70,6 +70,7 @@ def open_target(context: JobContext) -> BackfillTarget:
     dataset = versions.open(request.read_version)
     rule = request.check(dataset.schema, storage_version=dataset.data_storage_version)
     context.runs(rule.user_code)
+    _check_secrets(context, rule, request)
     target_ids = field_ids(dataset, rule.target_paths)
     return BackfillTarget(
         context=context,
@@ -82,6 +83,18 @@ def open_target(context: JobContext) -> BackfillTarget:
         files=versions.table.files(),
         folder=column_folder(min(target_ids)),
     )
+
+
+def _check_secrets(context: JobContext, rule: ColumnRule, request: BackfillRequest) -> None:
+    """Fail before any row if the server had no value for a secret of the function."""
+    needed = rule.envelope.secrets if rule.envelope is not None else {}
+    missing = [needed[name] for name in sorted(needed) if name not in context.secrets]
+    if missing and not request.plan:
+        raise JobError(
+            "load",
+            f"The function of {request.column!r} needs the secret {', '.join(missing)}, which the job did not get. "
+            "Create it, and run the job on a server that has the key of its secrets.",
+        )
 
 
 def check_same_column(target: BackfillTarget, dataset: LanceDataset) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
@@ -29,6 +29,7 @@ from airflow_provider_lance.engine.backfill.evaluate import RowSelection, batch_
 from airflow_provider_lance.engine.backfill.failed_rows import FailedRow, decode_rows, write_failed
 from airflow_provider_lance.engine.backfill.row_batches import BATCH_ROWS, BatchSizer, ComputedRows, batch_sizer_for
 from airflow_provider_lance.engine.backfill.whole_column import whole_column
+from airflow_provider_lance.engine.functions.worker_variables import set_variables
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.engine.job.failpoints import failpoint
 from airflow_provider_lance.engine.job.progress import ProgressAddress, ProgressSender, TaskFigures
@@ -93,6 +94,7 @@ class FillSettings:
     flush: FlushPolicy
     threads: int = 1
     address: ProgressAddress | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def attempt_task(settings: FillSettings, works: list[FragmentWork]) -> TaskResul
     if envelope is not None:
         limit_threads(envelope.num_cpus)
     prepare_python_worker()
+    if settings.rule.envelope is not None and settings.rule.envelope.source is not None:
+        set_variables(settings.rule.envelope.source.env, settings.secrets)
     try:
         return run_task(settings, works)
     except JobError as error:
@@ -393,7 +397,11 @@ class _FragmentFiller:
             ).to_table()
             offsets = row_offsets(found["_rowaddr"].to_numpy()).tolist()
             ids = addresses | dict(zip(offsets, found["_rowid"].to_numpy().tolist(), strict=True))
-        return tuple(FailedRow(row_id=ids[offset], message=message) for offset, message in counts.samples)
+        fragment_id = self.work.fragment_id
+        return tuple(
+            FailedRow(row_id=ids[offset], fragment_id=fragment_id, row_offset=offset, message=message)
+            for offset, message in counts.samples
+        )
 
     def _read_bytes(self) -> int:
         return int(self.dataset.io_stats_snapshot().read_bytes)

@@ -1,4 +1,4 @@
-"""Loads the function of an envelope inside a Spark worker. Only this module runs foreign code."""
+"""Loads the function of an envelope inside a Spark worker. This module and ``source_loader.py`` run foreign code."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
 from airflow_provider_lance.definitions.function_signature import is_async, is_stateful
 from airflow_provider_lance.engine.functions.async_function import AsyncFunction, EventLoop
 from airflow_provider_lance.engine.functions.guarded_call import time_limited
+from airflow_provider_lance.engine.functions.source_loader import load_source
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,9 @@ def _close_idle(key: str, loaded: _Loaded) -> None:
 
 
 def _load(envelope: UdfEnvelope) -> _Loaded:
+    if envelope.source is not None:
+        function, instance = load_source(envelope.source)
+        return _Loaded(function, instance, None)
     found = _import(envelope.path) if envelope.path is not None else _unpickle(envelope)
     loop = EventLoop() if is_async(found) else None
     instance = None
@@ -99,13 +103,13 @@ def _load(envelope: UdfEnvelope) -> _Loaded:
         raise UdfError(f"{envelope.path} is no class, so it takes no arguments")
     if not callable(found):
         raise UdfError(f"{envelope.path or 'the pickled object'} is a {type(found).__name__}, not a function")
-    function: Callable[..., object] = found
+    called: Callable[..., object] = found
     if loop is not None:
         limit = envelope.max_concurrency or DEFAULT_CONCURRENCY
-        function = AsyncFunction(found, loop, limit, envelope.timeout)
+        called = AsyncFunction(found, loop, limit, envelope.timeout)
     elif envelope.timeout is not None:
-        function = time_limited(found, envelope.timeout)
-    return _Loaded(function, instance, loop)
+        called = time_limited(found, envelope.timeout)
+    return _Loaded(called, instance, loop)
 
 
 def _run(method: object, loop: EventLoop | None) -> None:

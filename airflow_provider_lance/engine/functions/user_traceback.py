@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from airflow_provider_lance.engine.functions.worker_variables import hide_secrets
+
 _OURS = str(Path(__file__).resolve().parents[2]) + "/"
 _FOREIGN = ("/pyspark/", "/cloudpickle/", "/py4j/")
 _MOST_FRAMES = 20
@@ -25,5 +27,5 @@ def user_traceback(error: BaseException) -> str:
         return ""
     shown = frames if len(frames) <= _MOST_FRAMES else [*frames[: _MOST_FRAMES // 2], *frames[-_MOST_FRAMES // 2 :]]
     lines = traceback.format_list(shown) + traceback.format_exception_only(error)
-    text = "".join(lines).rstrip()
+    text = hide_secrets("".join(lines).rstrip())
     return text if len(text) <= _MOST_CHARACTERS else "..." + text[-_MOST_CHARACTERS + 3 :]

@@ -46,6 +46,7 @@ class Claim:
     heartbeat_seconds: float = 2.0
     lease_seconds: float = 60.0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def claim_job(wire: Wire, job_id: str, attempt: int, launch_token: str) -> Claim:
@@ -67,6 +68,7 @@ def claim_job(wire: Wire, job_id: str, attempt: int, launch_token: str) -> Claim
         heartbeat_seconds=answer.get("heartbeat_seconds") or 2.0,
         lease_seconds=answer.get("lease_seconds") or 60.0,
         storage_options=dict(answer.get("storage_options") or {}),
+        secrets=dict(answer.get("secrets") or {}),
     )
 
 

@@ -105,6 +105,7 @@ class JobContext:
     connect: Callable[[], LanceNamespace] | None = None
     job_id: str = "local"
     attempt: int = 1
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # by the variables of the job's function
     driver_rows: int = DRIVER_ROWS  # the most rows that the driver computes itself
     admit: Callable[[str], None] | None = None
     user_code: str = ""  # the identity of the user's function that the job runs

@@ -137,6 +137,28 @@ api_keys = Table(
     Column("revoked_ms", BigInteger),
 )
 
+# Every version of a function that was registered. A dropped one keeps its number.
+functions = Table(
+    "lance_functions",
+    _metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("definition", JSON, nullable=False),
+    Column("definition_hash", String(64), nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("dropped_ms", BigInteger),
+)
+
+# The value is encrypted; the key is never in the database.
+stored_secrets = Table(
+    "lance_secrets",
+    _metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+)
+
 servers = Table(
     "lance_servers",
     _metadata,
@@ -166,6 +188,10 @@ def _add_pause(connection: Connection) -> None:
     _add_columns(connection, "paused_ms")
 
 
+def _add_functions(connection: Connection) -> None:
+    _metadata.create_all(connection, tables=[functions, stored_secrets])
+
+
 def _add_columns(connection: Connection, *names: str) -> None:
     # The first step makes a new database from the tables above, which have the columns already.
     known = {column["name"] for column in inspect(connection).get_columns(jobs.name)}
@@ -181,6 +207,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _add_requester,
     _add_start,
     _add_pause,
+    _add_functions,
 )
 
 _ADVISORY_LOCK = 0x6C616E6365  # "lance": servers that start together migrate one after the other

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, sel
 from sqlalchemy.exc import IntegrityError
 
 from airflow_provider_lance.api.job_states import EXTERNAL, LIVE_STATES, JobState
-from airflow_provider_lance.api.jobs import JobFailure
+from airflow_provider_lance.api.jobs import JobFailure, JobSpec
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
 from airflow_provider_lance.namespace.jobs.database import Database, events, jobs, locks, now_ms
 from airflow_provider_lance.namespace.submission import JobSubmission
@@ -169,6 +169,31 @@ class Registry:
                 connection.execute(insert(locks), [{"name": name, "job_id": job_id} for name in names])
             waits = "waits for a driver to claim it" if external else "queued"
             add_event(connection, job_id, JobState.QUEUED, f"Submitted to cluster {job.cluster!r}: {waits}", at_ms=now)
+        return job_id
+
+    def record(self, spec: JobSpec, result: Mapping[str, object]) -> str:
+        """Store a job that the server has done itself."""
+        job_id, now = str(uuid.uuid4()), now_ms()
+        submission = JobSubmission(spec, locks=(), user_code="")
+        values = {
+            "job_id": job_id,
+            "job_type": spec.job_type,
+            "table_name": submission.table_name,
+            "state": JobState.DONE.value,
+            "stage": Stage.ENDED.value,
+            "spec": spec.to_dict(),
+            "body_hash": submission.request_hash,
+            "cluster": submission.cluster,
+            "created_ms": now,
+            "updated_ms": now,
+            "finished_ms": now,
+            "attempt": 0,
+            "result": dict(result),
+            "user_code": "",
+        }
+        with self.database.writing() as connection:
+            connection.execute(insert(jobs).values(values))
+            add_event(connection, job_id, JobState.DONE, "Done by the server", at_ms=now)
         return job_id
 
     def _holder(self, names: Iterable[str]) -> JobRow | None:

@@ -31,11 +31,13 @@ from airflow_provider_lance.namespace.histogram import Histogram
 from airflow_provider_lance.namespace.jobs.database import Database, now_ms
 from airflow_provider_lance.namespace.jobs.events import event_stream
 from airflow_provider_lance.namespace.jobs.executions import Executions, claim_token_of, hash_token
+from airflow_provider_lance.namespace.jobs.function_store import FunctionStore
 from airflow_provider_lance.namespace.jobs.launcher import Launcher
 from airflow_provider_lance.namespace.jobs.registry import JobFilter, JobRow, Registry, Stage, Timings
 from airflow_provider_lance.namespace.jobs.reports import DriverReport
+from airflow_provider_lance.namespace.jobs.secret_store import SecretKeys, SecretStore
 from airflow_provider_lance.namespace.jobs.supervisor import Supervisor
-from airflow_provider_lance.namespace.submission import LOCAL, JobSubmission
+from airflow_provider_lance.namespace.submission import LOCAL, FunctionRegistry, JobSubmission, SecretRegistry
 
 #: Gives the storage options with which a driver reaches the tables of a spec, ``expires_at_millis`` among them.
 Vend = Callable[[JobSpec], Mapping[str, str] | None]
@@ -82,6 +84,9 @@ class JobsService:
         self.database = database
         timings = timings or Timings()
         self.registry = Registry(database, timings)
+        self.functions: FunctionRegistry = FunctionStore(database)
+        self._secret_values = SecretStore(database, SecretKeys.from_environment())
+        self.secrets: SecretRegistry = self._secret_values
         self.executions = Executions(database, uuid.uuid4().hex, timings)
         self.launcher = Launcher(self.config, directory, namespace_url)
         self.supervisor = Supervisor(self.registry, self.executions, self.launcher)
@@ -120,6 +125,9 @@ class JobsService:
         if new:
             self.supervisor.wake()
         return job_id
+
+    def record(self, spec: JobSpec, result: Mapping[str, object]) -> str:
+        return self.registry.record(spec, result)
 
     # The jobs API of LanceDB's client
 
@@ -201,6 +209,8 @@ class JobsService:
             spec=claim.spec.to_dict(),
             storage_options=options,
             expires_at=None if expires_ms is None else expires_ms / 1000,
+            # Whoever has a key may claim an external job, and would read the values.
+            secrets=None if row.cluster == EXTERNAL else self._secret_values.values_for(claim.spec.secrets) or None,
         )
 
     def knows_launch_token(self, job_id: str, token: str) -> bool:

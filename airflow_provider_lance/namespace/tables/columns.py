@@ -43,6 +43,7 @@ from airflow_provider_lance.definitions.expressions import (
     one_expression,
     parse_path,
 )
+from airflow_provider_lance.definitions.function_binding import FunctionBinding
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
 from airflow_provider_lance.namespace.tables.catalog import Catalog
 from airflow_provider_lance.namespace.tables.column_names import check_column_name
@@ -83,6 +84,8 @@ class Columns:
         table_id = id_of(request)
         dataset = self._catalog.open(table_id, branch=request.branch)
         new = _check_new_columns(dataset.schema, request.new_columns, replaces=replaces)
+        if request.function is not None:
+            new.declared.extend(self._function_columns(dataset.schema, request))
         if request.arrow_schema is not None:
             new.declared.extend(_empty_columns(dataset.schema, request.arrow_schema))
         if not (new.expressions or new.declared or new.rules or request.new_columns):
@@ -105,6 +108,23 @@ class Columns:
             if self._jobs.available():
                 self.backfill(AlterTableBackfillColumnsRequest(id=table_id, column=name, branch=request.branch))
         return AlterTableAddColumnsResponse(version=dataset.version)
+
+    def _function_columns(self, schema: pa.Schema, request: AlterTableAddColumnsRequest) -> list[pa.Field[pa.DataType]]:
+        """The columns that a registered function fills, whose source travels with them."""
+        binding = FunctionBinding.read(request.function or {})
+        found = self._jobs.service.functions.find(list(binding.function_id), binding.version)
+        if found is None:
+            raise InvalidInputError(
+                f"There is no function {join_id(binding.function_id)} of version {binding.version}. Register it first."
+            )
+        columns = virtual_fields(schema, binding.virtual_column(found.definition))
+        for column in columns:
+            if check_column_name(column.name) in schema.names:
+                raise InvalidInputError(f"There is a column {column.name!r} already.")
+        listed = [entry.name for entry in request.new_columns if entry.all_null]
+        if sorted(listed) != sorted(column.name for column in columns):
+            raise InvalidInputError(f"The function fills {[c.name for c in columns]}, and the request adds {listed}.")
+        return columns
 
     def alter_table_alter_columns(self, request: AlterTableAlterColumnsRequest) -> AlterTableAlterColumnsResponse:
         dataset = self._catalog.open(id_of(request), branch=request.branch)
@@ -173,6 +193,7 @@ class Columns:
             environment=backfill.manifest,
             user_code=rule.user_code,
             on_spark=rule.expression is None,
+            secrets=None if backfill.plan or rule.envelope is None else rule.envelope.secrets,
         )
 
     def _refuse_while_filled(self, table_id: list[str], columns: Mapping[str, object]) -> None:
@@ -191,6 +212,8 @@ def _check_new_columns(schema: pa.Schema, entries: list[AddColumnsEntry], *, rep
     """Check the columns of a request against the table; ``replaces`` allows columns that exist."""
     new = _NewColumns()
     for entry in entries:
+        if entry.all_null:  # The function of the request declares it.
+            continue
         if sum(rule is not None for rule in (entry.expression, entry.computed, entry.virtual_column)) != 1:
             raise InvalidInputError(
                 f"Column {entry.name!r} needs exactly one of expression, computed and virtual_column."

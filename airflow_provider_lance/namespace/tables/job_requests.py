@@ -19,8 +19,8 @@ from lance_namespace import (
 from lance_namespace.errors import InvalidInputError, TransactionNotFoundError, UnsupportedOperationError
 
 from airflow_provider_lance.api import models
-from airflow_provider_lance.api.ids import join_id
-from airflow_provider_lance.api.job_states import JobState, JobType
+from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
+from airflow_provider_lance.api.job_states import EXTERNAL, JobState, JobType
 from airflow_provider_lance.api.jobs import Job, JobSpec
 from airflow_provider_lance.api.plain_data import REQUEST_ENVELOPE
 from airflow_provider_lance.definitions.backfill_request import only_plans
@@ -87,6 +87,7 @@ class JobRequests:
         on_spark: bool = False,
         write_key: str = "",
         write_after: int = 0,
+        secrets: Mapping[str, str] | None = None,
     ) -> str:
         """Hand an accepted request to the jobs service; ``fields`` are those of :func:`job_fields`.
 
@@ -105,6 +106,7 @@ class JobRequests:
             write_key=write_key,
             write_after=write_after,
             on_spark=on_spark and not only_plans(options),
+            secrets=self._checked_secrets(secrets or {}, str(fields.get("cluster") or LOCAL)),
         )
         return self.service.submit(
             JobSubmission(
@@ -118,6 +120,18 @@ class JobRequests:
                 user_code=user_code,
             )
         )
+
+    def _checked_secrets(self, secrets: Mapping[str, str], cluster: str) -> dict[str, str]:
+        """The ids of a job's secrets, all of which must exist now."""
+        if secrets and cluster == EXTERNAL:
+            raise InvalidInputError(
+                "The job's function needs secrets, which are given only to drivers that this server starts. Run it on "
+                "one of the server's clusters."
+            )
+        for secret in secrets.values():
+            if self.service.secrets.find(secret.split(DEFAULT_DELIMITER)) is None:
+                raise InvalidInputError(f"The job's function needs the secret {secret}, which does not exist.")
+        return dict(secrets)
 
     def find_jobs(self, wanted: models.ListJobsRequest) -> list[Job]:
         """The jobs of a listing, newest first."""
