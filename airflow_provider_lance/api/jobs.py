@@ -76,6 +76,9 @@ def result_text(result: Mapping[str, object] | None) -> str:
     plan = result.get("plan")
     if isinstance(plan, Mapping):
         return _plan_text(plan, result)
+    sample = result.get("sample")
+    if isinstance(sample, Mapping):
+        return _sample_text(sample, result)
     mode = str(result.get("mode") or "")
     if mode == "no_op":
         return "nothing to do"
@@ -122,6 +125,13 @@ def _follows_text(follows: object) -> str:
             what = f"{prospect['technique']}{how}" if "technique" in prospect else f"rebuild, {prospect.get('reason')}"
             texts.append(f"; a change of {name}: {what}")
     return "".join(texts)
+
+
+def _sample_text(sample: Mapping[str, object], result: Mapping[str, object]) -> str:
+    rows, per_row, setup = sample.get("rows"), sample.get("seconds_per_row"), sample.get("setup_seconds")
+    tried = counted(len(rows) if isinstance(rows, list) else 0, "row")
+    estimate = f"; a backfill would take about {result.get('estimated_seconds')} s"
+    return f"{tried} tried, {sample.get('rows_failed')} failed, {per_row} s a row after {setup} s of setup{estimate}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.api.jobs import result_text
+from airflow_provider_lance.cli.output import print_table
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.jobs import Job
+
+
+_MOST_CELL = 60
 
 
 def job_task(job: Job) -> str:
@@ -28,6 +34,29 @@ def outcome(job: Job) -> str:
         return ""
     share = f"{job.progress.fraction:.0%} " if job.progress.fraction else ""
     return f"{share}{job.progress.describe()}"
+
+
+def print_sample(result: Mapping[str, object] | None) -> None:
+    """The rows of a sample as a table; nothing for other results."""
+    sample = (result or {}).get("sample")
+    rows = sample.get("rows") if isinstance(sample, Mapping) else None
+    if not isinstance(rows, list) or not rows:
+        return
+    inputs, outputs = list(rows[0]["inputs"]), list(rows[0]["outputs"])
+    body = [
+        [
+            *(_cell(row["inputs"].get(name)) for name in inputs),
+            *(_cell(row["outputs"].get(name)) for name in outputs),
+            str(row.get("error", "")),
+        ]
+        for row in rows
+    ]
+    print_table([*inputs, *(f"-> {name}" for name in outputs), "error"], body)
+
+
+def _cell(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_CELL else text[: _MOST_CELL - 1] + "…"
 
 
 def failed_rows_text(job: Job) -> str:

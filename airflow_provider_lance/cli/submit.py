@@ -44,6 +44,20 @@ def add_commands(commands: Subparsers) -> None:
         "--only", choices=["failed"], help="failed: compute just the rows for which the rule failed before"
     )
     _job_arguments(backfill)
+    sample = add_command(
+        commands,
+        "sample",
+        _sample,
+        parents=shared,
+        help="try the rule of a column on some rows, and show inputs, outputs and seconds; nothing is written",
+        example="airflow-lance sample articles embedding --rows 5",
+    )
+    sample.add_argument("table", help=TABLE_HELP)
+    sample.add_argument("column", help="a column with a rule, as `columns` shows them")
+    sample.add_argument("--rows", type=whole_number, default=20, metavar="N", help="how many rows (default 20)")
+    sample.add_argument("--where", metavar="SQL", help="only rows that this condition selects")
+    sample.add_argument("--branch", help="of the table (default main)")
+    _job_arguments(sample)
     refresh = add_command(
         commands,
         "refresh",
@@ -85,6 +99,18 @@ def _backfill(options: argparse.Namespace) -> int:
     )
 
 
+def _sample(options: argparse.Namespace) -> int:
+    return _submit(
+        options,
+        "alter_table_backfill_columns",
+        {"sample": str(options.rows)},
+        id=parse_id(options.table),
+        column=options.column,
+        where=options.where,
+        branch=options.branch,
+    )
+
+
 def _refresh(options: argparse.Namespace) -> int:
     return _submit(
         options,
@@ -117,7 +143,7 @@ def _submit(options: argparse.Namespace, operation: str, context: dict[str, str]
 def _wait(options: argparse.Namespace, server: ServerConnection, job_id: str, began: float) -> int:
     from airflow_provider_lance.api.jobs import result_text
     from airflow_provider_lance.cli.following import follow
-    from airflow_provider_lance.cli.job_text import failed_rows_text
+    from airflow_provider_lance.cli.job_text import failed_rows_text, print_sample
 
     try:
         job = follow(server, job_id)
@@ -132,6 +158,7 @@ def _wait(options: argparse.Namespace, server: ServerConnection, job_id: str, be
     if warning := failed_rows_text(job):
         note(warning)
     if not options.json:
+        print_sample(job.result)
         took = "" if options.plan else f", in {time.monotonic() - began:.1f} s"
         print(f"{job.target}: {result_text(job.result) or 'done'}{took} (job {job_id})")
     return 0

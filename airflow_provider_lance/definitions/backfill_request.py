@@ -35,6 +35,7 @@ _SECONDS = "batch_checkpoint_flush_interval_seconds"
 _ENVELOPE = ("id", "identity", "context")  # what the request carries for the server, not for the job
 
 DEFAULT_FLUSH_SECONDS = 30.0
+MAX_SAMPLE = 1000  # the rows are part of the job's result
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class BackfillRequest:
     on_error: str | None = None
     retries: int | None = None
     only: str | None = None
+    sample: int | None = None
 
     @classmethod
     def parse(cls, request: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> BackfillRequest:
@@ -143,8 +145,13 @@ def _contains(kind: pa.DataType, test: Any) -> bool:
     return bool(test(kind)) or any(_contains(kind.field(i).type, test) for i in range(kind.num_fields))
 
 
+def writes_nothing(options: Mapping[str, Any]) -> bool:
+    """Whether a job, a backfill or a refresh, only plans or only tries a rule. It needs no lock."""
+    return options.get("sample") is not None or only_plans(options)
+
+
 def only_plans(options: Mapping[str, Any]) -> bool:
-    """Whether a job, a backfill or a refresh, only tells what it would do. It writes nothing, so it needs no lock."""
+    """Whether a job, a backfill or a refresh, only tells what it would do."""
     word = str(options.get("plan") or "false").strip().lower()
     if word not in ("true", "false", "1", "0"):
         raise invalid(f"plan is {options['plan']!r}; it must be true or false")
@@ -176,6 +183,11 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
         if options["only"] != "failed":
             raise invalid(f"only is {options['only']!r}; it must be failed")
         found["only"] = "failed"
+    if options.get("sample") is not None:
+        text = str(options["sample"])
+        if not (text.isascii() and text.isdecimal() and 0 < int(text) <= MAX_SAMPLE):
+            raise invalid(f"sample is {text!r}; it must be a number of rows from 1 to {MAX_SAMPLE}")
+        found["sample"] = int(text)
     return found
 
 

@@ -81,6 +81,8 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         job fails. It is a share of all live rows, or of those that ``where`` selects. (templated)
     :param only: ``failed`` computes just the rows for which the rule failed in an earlier job. Rows that have no value
         yet or an outdated one stay as they are. (templated)
+    :param sample: The number of rows on which the job only tries the rule. Its result has their inputs, outputs and
+        seconds, and nothing is written. (templated)
     :param wait_for_completion: Whether the task waits for the job's end. Otherwise it succeeds with the ``job_id``,
         for a :class:`~airflow_provider_lance.sensors.job.LanceJobSensor`, and the job has no lease.
     :param deferrable: Whether the task waits in the triggerer instead of on a worker. The default is ``[operators]
@@ -110,6 +112,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         "max_failed_rows",
         "max_failed_fraction",
         "only",
+        "sample",
     )
     template_ext: Sequence[str] = (".sql",)
     template_fields_renderers: ClassVar[dict[str, str]] = {
@@ -139,6 +142,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         max_failed_rows: int | str | None = None,
         max_failed_fraction: float | str | None = None,
         only: str | None = None,
+        sample: int | str | None = None,
         **kwargs: Unpack[JobArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -161,6 +165,7 @@ class LanceBackfillColumnOperator(LanceJobOperator):
         self.max_failed_rows = max_failed_rows
         self.max_failed_fraction = max_failed_fraction
         self.only = only
+        self.sample = sample
 
     def target(self, table_id: list[str]) -> str:
         return describe_target(self.hook.join_id(table_id), self.column)
@@ -182,12 +187,16 @@ class LanceBackfillColumnOperator(LanceJobOperator):
             if only != "failed":
                 raise AirflowFailException(f"only is {only!r}; it must be 'failed'.")
             options["only"] = only
+        if (rows := as_integer("sample", self.sample)) is not None:
+            options["sample"] = str(rows)
         return options
 
     def did_nothing(self, result: JsonObject) -> bool:
         plan = result.get("plan")
         if isinstance(plan, dict):
             return not plan.get("fragments")
+        if "sample" in result:
+            return False
         return result.get("rows_assigned") == 0 and not result.get("rows_failed")
 
     def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:

@@ -489,6 +489,8 @@ def test_plan_only_and_limits_travel_as_context(run_dag: RunDag, new_dag: NewDag
             column="c",
             plan_only=True,
             max_failed_rows=3,
+            only="{{ 'failed' }}",
+            sample="{{ 2 * 10 }}",
             request_context={"team": "search"},
         )
     assert run_dag(dag).state == "success"
@@ -500,6 +502,8 @@ def test_plan_only_and_limits_travel_as_context(run_dag: RunDag, new_dag: NewDag
     sent = {name.lower(): value for name, value in headers.items() if name.lower().startswith("x-lance-ctx-")}
     assert sent["x-lance-ctx-plan"] == "true"
     assert sent["x-lance-ctx-max_failed_rows"] == "3"
+    assert sent["x-lance-ctx-only"] == "failed"
+    assert sent["x-lance-ctx-sample"] == "20"
     assert sent["x-lance-ctx-team"] == "search"
     assert len(sent["x-lance-ctx-idempotency-key"]) == 64
 
@@ -575,6 +579,7 @@ def test_rendered_templates_are_sent_as_what_they_mean(
         ({"concurrency": "4.5"}, "`concurrency` must be a whole number, not '4.5'."),
         ({"concurrency": True}, "`concurrency` must be a whole number, not True."),
         ({"max_failed_rows": "few"}, "`max_failed_rows` must be a whole number, not 'few'."),
+        ({"only": "new"}, "only is 'new'; it must be 'failed'."),
         ({"plan_only": "perhaps"}, "`plan_only` must be true or false, not 'perhaps'."),
         (
             {"batch_checkpoint_flush_interval_seconds": "inf"},

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.cli.job_text import outcome
+from airflow_provider_lance.api.jobs import Job, result_text
+from airflow_provider_lance.cli.job_text import outcome, print_sample
 from tests.cli.conftest import Run
 from tests.namespace.conftest import QUICK, submission
 from tests.namespace.jobs.test_supervisor import jobs_of
@@ -63,6 +63,30 @@ def test_the_options_of_a_backfill_are_its_request(run: Run, url: list[str]) -> 
     assert job["job_state"] == "DONE"
     assert job["spec"]["request"] == {"column": "length", "where": "id > 2", "cluster": "local", "concurrency": 3}
     assert job["spec"]["options"] == {"plan": "true", "max_failed_rows": "7"}
+
+
+def test_only_failed_and_a_sample_are_entries_of_the_context(run: Run, url: list[str]) -> None:
+    job = json.loads(run("backfill", "articles", "length", "--only", "failed", "--plan", "--json", *url).out)
+    assert job["spec"]["options"] == {"plan": "true", "only": "failed"}
+    job = json.loads(run("sample", "articles", "length", "--rows", "3", "--where", "id > 2", "--json", *url).out)
+    assert job["spec"]["options"] == {"sample": "3"}
+    assert job["spec"]["request"] == {"column": "length", "where": "id > 2"}
+
+
+def test_a_sample_is_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"row_address": 1, "inputs": {"text": "a" * 80}, "outputs": {"n": [1, 2]}},
+        {"row_address": 2, "inputs": {"text": None}, "outputs": {"n": None}, "error": "ValueError: no text"},
+    ]
+    sample = {"rows": rows, "rows_failed": 1, "seconds_per_row": 0.5, "setup_seconds": 2.0}
+    print_sample({"sample": sample})
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["text", "->", "n", "error"]
+    assert first.split() == ["a" * 59 + "…", "[1,", "2]"]
+    assert second.split() == ["null", "null", "ValueError:", "no", "text"]
+    assert result_text({"rows_assigned": 0, "sample": sample, "estimated_seconds": 9.5}) == (
+        "2 rows tried, 1 failed, 0.5 s a row after 2.0 s of setup; a backfill would take about 9.5 s"
+    )
 
 
 def test_no_wait_prints_the_id_alone(run: Run, url: list[str]) -> None:

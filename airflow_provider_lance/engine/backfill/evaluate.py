@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
 from airflow_provider_lance.definitions.expressions import format_path, parse_path
@@ -92,6 +92,20 @@ def evaluate_rule(
             threads = max(threads, function.max_concurrency)  # each of them awaits one batch
         apply = FunctionApplier(function, rule, schema, policy, fragment.fragment_id, batch_sizer)
         yield from map_in_order(apply, batch_sizer.resize(batches), threads)
+
+
+def read_inputs(
+    table: TableRef, fragment: LanceFragment, rule: ColumnRule, rows: RowSelection
+) -> dict[int, dict[str, Any]]:
+    """The values of a rule's inputs by physical row, for few rows."""
+    if not rule.inputs:
+        return {}
+    scanner = _FragmentScanner(table, fragment, rows.where, rows.numbers, reads_columns=True)
+    return {
+        offset: values
+        for batch in scanner.scan(_input_columns(rule), rows.start, rows.stop)
+        for offset, values in zip(batch.offsets.tolist(), batch.values.to_pylist(), strict=True)
+    }
 
 
 def batch_rows(table: TableRef, fragment: LanceFragment, columns: tuple[str, ...], most: int = BATCH_ROWS) -> int:

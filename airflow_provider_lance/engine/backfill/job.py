@@ -34,6 +34,7 @@ from airflow_provider_lance.engine.backfill.freshness import FreshFragment, Fres
 from airflow_provider_lance.engine.backfill.leftovers import remove_leftovers
 from airflow_provider_lance.engine.backfill.plan import Plan, count_failed, describe_plan, make_plan
 from airflow_provider_lance.engine.backfill.publisher import Published, read_published
+from airflow_provider_lance.engine.backfill.sample import Sample, estimated_seconds, run_sample, sample_parallelism
 from airflow_provider_lance.engine.backfill.target import BackfillTarget, check_same_column, open_target
 from airflow_provider_lance.engine.job.context import JobCancelledError, JobContext, JobError
 from airflow_provider_lance.engine.job.failpoints import failpoint
@@ -67,6 +68,8 @@ class BackfillResult(TypedDict):
     seconds: float
     failed_rows: list[FailedRow]
     plan: NotRequired[dict[str, object]]
+    sample: NotRequired[Sample]
+    estimated_seconds: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,8 @@ def run_backfill(context: JobContext) -> BackfillResult:
     def result() -> BackfillResult:
         return _result(target, start, scope_rows, time.monotonic() - started)
 
-    if request.plan:
-        parallel = request.concurrency or os.cpu_count() or 1
-        described = describe_plan(plan, target.table, target.dataset, target.rule, request, parallel)
-        return {**result(), "plan": described}
+    if request.plan or request.sample is not None:
+        return {**result(), **_described(target, plan)}
     try:
         if plan.fragments:
             _write_marker(target, start)
@@ -111,6 +112,30 @@ def run_backfill(context: JobContext) -> BackfillResult:
     except JobCancelledError as error:
         error.result = result()
         raise
+
+
+class _Described(TypedDict):
+    """What a job reports that changes nothing."""
+
+    plan: NotRequired[dict[str, object]]
+    sample: NotRequired[Sample]
+    estimated_seconds: NotRequired[float]
+
+
+def _described(target: BackfillTarget, plan: Plan) -> _Described:
+    """The plan of a backfill, what its rule makes of some rows, and from both how long it would take."""
+    request = target.request
+    parallel = request.concurrency or os.cpu_count() or 1
+    described: _Described = {}
+    if request.sample is not None:
+        sample = described["sample"] = run_sample(target, request.sample)
+        parallel = sample_parallelism(target)
+        described["estimated_seconds"] = estimated_seconds(sample, plan.rows, parallel)
+    if request.plan:
+        described["plan"] = describe_plan(plan, target.table, target.dataset, target.rule, request, parallel)
+        if request.sample is not None:
+            described["plan"]["estimated_seconds"] = described["estimated_seconds"]
+    return described
 
 
 def _read_start(target: BackfillTarget) -> _Start:

@@ -23,7 +23,7 @@ from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, join_id
 from airflow_provider_lance.api.job_states import EXTERNAL, JobState, JobType
 from airflow_provider_lance.api.jobs import Job, JobSpec
 from airflow_provider_lance.api.plain_data import REQUEST_ENVELOPE
-from airflow_provider_lance.definitions.backfill_request import only_plans
+from airflow_provider_lance.definitions.backfill_request import only_plans, writes_nothing
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
 from airflow_provider_lance.namespace.submission import (
     LOCAL,
@@ -37,7 +37,8 @@ from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace
 from airflow_provider_lance.namespace.tables.request_values import id_of
 
 #: Context entries that the engine reads. The jobs service reads some of the others.
-_OPTIONS = ("plan", "max_failed_rows", "max_failed_fraction", "on_error", "retries", "only")
+_OF_BACKFILLS = ("only", "sample")
+_OPTIONS = ("plan", "max_failed_rows", "max_failed_fraction", "on_error", "retries", *_OF_BACKFILLS)
 _TRANSACTION_STATUS = {
     JobState.QUEUED: "Queued",
     JobState.RUNNING: "Running",
@@ -95,6 +96,9 @@ class JobRequests:
         is what :class:`JobSubmission` has under that name, and ``on_spark`` what :class:`JobSpec` has.
         """
         options = job_options(context)
+        strange = [name for name in _OF_BACKFILLS if name in options and job_type is not JobType.BACKFILL]
+        if strange:
+            raise InvalidInputError(f"The context entry {strange[0]!r} belongs to a backfill.")
         spec = JobSpec(
             job_type=job_type.value,
             table_id=list(place.id),
@@ -111,7 +115,7 @@ class JobRequests:
         return self.service.submit(
             JobSubmission(
                 spec,
-                locks=() if only_plans(options) else locks,
+                locks=() if writes_nothing(options) else locks,
                 cluster=str(fields.get("cluster") or LOCAL),
                 environment=environment,
                 idempotency_key=read_idempotency_key(context or {}),
@@ -143,7 +147,7 @@ class JobRequests:
             return []
         states = [JobState.QUEUED.value, JobState.RUNNING.value]
         found = self.find_jobs(models.ListJobsRequest(table=join_id(table_id), state=states))
-        return [job for job in found if not only_plans(job.spec.get("options") or {})]
+        return [job for job in found if not writes_nothing(job.spec.get("options") or {})]
 
     def refuse_while_live(self, table_id: list[str]) -> None:
         """Refuse to move or drop a table while a job writes it, because the job's spec has the table's location."""
