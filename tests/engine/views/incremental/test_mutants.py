@@ -31,8 +31,7 @@ VIEWS = {
     "padded": "SELECT t.id, v.s FROM t LEFT JOIN v ON t.k = v.k",
     "padded_keys": "SELECT v.id AS other, t.n FROM t LEFT JOIN v ON t.k = v.k",
     "places": "SELECT id, k, rank() OVER (PARTITION BY k ORDER BY n, id) AS place FROM t",
-    "branches": "SELECT b.id, b.n, v.s FROM (SELECT id, k, n FROM t UNION ALL SELECT id, k, n FROM u) b "
-    "JOIN v ON b.k = v.k",
+    "branches": "SELECT b.id FROM (SELECT id, k FROM t UNION ALL SELECT id, k FROM u) b JOIN v ON b.k = v.k",
     "added": "SELECT w.id, w.n FROM w UNION ALL SELECT id, n FROM x",
     "counted": "SELECT k, s, count(*) AS n FROM w GROUP BY k, s",
     "largest": "SELECT k, max(n) AS most FROM t GROUP BY k",
