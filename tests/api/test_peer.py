@@ -97,6 +97,7 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "drop_secret": {"id": "s"},
     "list_secrets": {"id": []},
     "list_table_errors": {"id": "t"},
+    "write_table": {"id": "t", "path": "rows.parquet"},
     "list_jobs": {},
     "describe_job": {"job_id": "j"},
     "cancel_job": {"job_id": "j"},
