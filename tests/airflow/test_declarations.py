@@ -95,7 +95,7 @@ class TestFunctions:
             ({"version": "2"}, "udf_version is '1' there and '2' here"),
             ({"function": shorten}, "udf_name is 'count' there and 'shorten' here"),
             ({"options": {"on_error": "null"}}, "on_error is 'fail' there and 'null' here"),
-            ({"inputs": ["text", "id"]}, "input_columns is"),
+            ({"inputs": ["id"]}, "input_columns is"),
             ({"type": "int32"}, "outputs is"),
         ],
     )

@@ -75,7 +75,7 @@ def test_a_table_from_nothing_to_a_moved_tag(run_dag: RunDag, new_dag: NewDag, t
     assert run.xcom("back")["version"] == 1
     assert run.xcom("delete")["previous_version"] == 1
     assert run.xcom("drop") == {"table_id": [table], "dropped": True}
-    assert run.asset_extras(f"lance://test/{table}") == [{"version": 1}]
+    assert run.asset_extras(f"lance://test/{table}") == [{"version": 1, "rows": 3}]
 
 
 def test_choices_for_what_is_there_or_missing(run_dag: RunDag, new_dag: NewDag, table: str) -> None:

@@ -24,6 +24,7 @@ CHANGING = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}"), "JOB"),
     (re.compile(r"^[0-9a-f]{12} ", re.MULTILINE), "KEY "),
     (re.compile(r"in \d+\.\d s"), "SECONDS"),
+    (re.compile(r"after \d+\.\d s"), "WAIT"),
     (re.compile(r"\d+\.\d kB"), "SIZE"),
     (re.compile(r"\S+(?=/lake/)"), "FOLDER"),
     (re.compile(r"http://127\.0\.0\.1:\d+"), "SERVER"),
