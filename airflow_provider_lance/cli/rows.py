@@ -28,6 +28,11 @@ _MISSING_COLUMN = re.compile(r'FieldNotFound \{ field: Column \{[^}]*name: "((?:
 _COLUMN = re.compile(r'Column \{[^}]*name: "([^"]*)"')
 _RUST_TEXT = re.compile(r'InvalidInput \{ source: (?:\w+\()?"((?:[^"\\]|\\.)*)"')
 _PREFIXES = re.compile(r"^((Error parsing function|Schema error|Error during planning|Invalid user input): )+")
+# A server that reads the condition itself answers with the sentences alone, after the table's name.
+_SENTENCE = re.compile(
+    r"^(?:[^:]+: )??((?:(?:Error parsing function|Schema error|Error during planning): |The filter ).*)", re.DOTALL
+)
+_NO_FIELD = re.compile(r"No field named [`\"']?([^`\"'\s]+?)[`\"']?\.(?: Did you mean '([^']+)'\?)?")
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -117,14 +122,17 @@ def _count(connection: Connection, table_id: list[str], version: int | None, opt
 
 
 def _readable(reason: str) -> str:
-    """What is wrong with a condition, out of the text of a Rust value in which Lance's query answers it."""
+    """What is wrong with a condition, out of the sentences of Lance or the text of a Rust value that has them."""
     from airflow_provider_lance.cli.connection import no_such
 
     missing = _MISSING_COLUMN.search(reason)
     if missing:
         columns = [name for name in _COLUMN.findall(reason, missing.end()) if not name.startswith("_row")]
         return no_such("column", missing[1], columns)
-    found = _RUST_TEXT.search(reason)
+    unknown = _NO_FIELD.search(reason)
+    if unknown:
+        return no_such("column", unknown[1], [unknown[2]] if unknown[2] else [])
+    found = _RUST_TEXT.search(reason) or _SENTENCE.search(reason)
     if not found:
         return reason
     text = found[1].replace("\\n", " ").replace('\\"', '"')

@@ -279,5 +279,5 @@ class TestCatchUp:
         )
         result = refresh.execute(of_task("refresh"))["result"]
         assert result is not None
-        assert result["plan"] == {"source_rows": 20}
+        assert result["plan"] == {"source_rows": 20, "follows": {"days": {"technique": "changed rows"}}}
         real.wire.call("cancel_job", {"job_id": held})

@@ -169,7 +169,10 @@ class TestExamples:
         query = "SELECT a.id FROM articles a JOIN long_articles b ON a.id = b.id"
         real.wire.call("create_materialized_view", {"id": ["joined"], "query": query, "with_no_data": True})
         run = run_dag(example("lance_refresh_views"))
-        assert run.xcom("discover")[:2] == [[["long_articles"], ["quickstart_long_articles"]], [["joined"]]]
+        # The views of other examples are on the same server.
+        known = [["long_articles"], ["quickstart_long_articles"], ["joined"]]
+        levels = [[view for view in level if view in known] for level in run.xcom("discover")]
+        assert levels[:2] == [known[:2], known[2:]]
         assert run.state == "success"
         assert run.instance("refresh_level_1", 0).state == "success"
         again = run_dag(example("lance_refresh_views"))

@@ -31,6 +31,8 @@ OFFSET = "__offset"
 SAMPLES = 10  # failed rows whose messages are kept, per fragment
 _COUNTS = "tally"  # the key of RowCounts in journals and checkpoints
 _CHECKPOINT = re.compile(r"part-([0-9a-f]{32})-(\d+)-(\d+)-(\d+)-(\d+)-[0-9a-f]{8}(?:-([0-9a-f]{16}))?\.lance$")
+# The beginning of the name under which Lance writes a file of a local disk until it is complete.
+_UNFINISHED = ".tmp"
 
 
 def column_folder(field_id: int) -> str:
@@ -173,8 +175,10 @@ class SavedWork:
     """What earlier attempts left in a column's folder. ``markers`` are the paths of the jobs' start markers.
 
     ``failed_lists`` maps the column files that have failed rows to the paths of the files that list these rows.
+    ``unfinished`` are files that a killed process was still writing: Lance renames them once they are complete.
     """
 
+    unfinished: list[str] = field(default_factory=list)
     markers: list[str] = field(default_factory=list)
     failed_lists: dict[str, str] = field(default_factory=dict)
     journals: list[Journal] = field(default_factory=list)
@@ -183,7 +187,7 @@ class SavedWork:
     @property
     def has_leftovers(self) -> bool:
         """Whether there are files that a finished job removes."""
-        return bool(self.journals or self.checkpoints or self.markers)
+        return bool(self.journals or self.checkpoints or self.markers or self.unfinished)
 
     def finished_for(self, job_id: str) -> dict[str, FilledFragment]:
         """What a job may commit: everything finished, except where the rule failed on rows in another job.
@@ -216,6 +220,8 @@ def read_saved_work(files: TableFiles, folder: str) -> SavedWork:
             saved.failed_lists[column_file] = path
         elif "/job-" in path:
             saved.markers.append(path)
+        elif path.rpartition("/")[2].startswith(_UNFINISHED):
+            saved.unfinished.append(path)
         elif "/journal-" in path:
             journal = _read_journal(files, path)
             if journal is not None:

@@ -64,8 +64,9 @@ def remove_leftovers(files: TableFiles, folder: str, head: LanceDataset, target_
         obsolete = [part for part in saved.checkpoints if history.is_obsolete(part.fragment_id, part.read_version)]
         removed += _delete(files, [part.path for part in obsolete])
     removed += _delete(files, _unused_failed_lists(saved, head, removed))
-    # At most one job of a column runs at a time, and it ends here, so no start marker is needed any more.
-    return removed + _delete(files, saved.markers)
+    # At most one job of a column runs at a time, and it ends here, so no start marker is needed any more and nobody
+    # completes a file that was begun.
+    return removed + _delete(files, [*saved.unfinished, *saved.markers])
 
 
 def _unused_failed_lists(saved: SavedWork, head: LanceDataset, removed: list[str]) -> list[str]:

@@ -161,7 +161,7 @@ def _try_rows(task: SampleTask) -> Sample:
 
 def estimated_seconds(sample: Sample, rows: int, parallel: int) -> float:
     """How long ``rows`` rows would take on ``parallel`` cores, if all were like those of the sample."""
-    return round(sample["setup_seconds"] + sample["seconds_per_row"] * rows / max(1, parallel), 1)
+    return round(sample["setup_seconds"] + sample["seconds_per_row"] * rows / max(1, parallel), 3)
 
 
 def sample_parallelism(target: BackfillTarget) -> int:

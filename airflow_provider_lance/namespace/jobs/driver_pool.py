@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_lance.api.job_states import EXTERNAL, JobState, StartPath
@@ -76,6 +76,14 @@ class KeptDriver:
     @property
     def waits(self) -> bool:
         return self.job is None and not self.gone.is_set()
+
+    def is_returning(self, running: Collection[AttemptKey]) -> bool:
+        """Whether the driver has reported the end of its job and is about to be free."""
+        if self.job is None or self.gone.is_set():
+            return False
+        if self.returning is None:
+            return self.job not in running  # its job ended after the supervisor looked at the drivers
+        return time.monotonic() - self.returning < _RETURN_SECONDS
 
     def is_stale(self, launcher: Launcher) -> bool:
         """Whether a driver would be started otherwise now; looked up every few seconds while it waits."""
@@ -158,8 +166,8 @@ class DriverPool:
         code = f"{row.table_name}|{row.user_code}" if row.user_code else row.user_code
         return Needs(row.cluster, row.environment, code, storage)
 
-    def choose(self, row: JobRow, needs: Needs) -> Choice:
-        """The driver for a job; a job whose driver died gets a fresh one."""
+    def choose(self, row: JobRow, needs: Needs, running: Collection[AttemptKey]) -> Choice:
+        """The driver for a job; a job whose driver died gets a fresh one. ``running`` are the attempts that go on."""
         if not self._cluster(row.cluster).keeps_drivers or row.attempt > 0:
             return Choice()
         recipe = self.launcher.recipe(row.cluster, row.environment)
@@ -171,13 +179,7 @@ class DriverPool:
                 if refusal is None:
                     return Choice(kept)
                 reason = reason or refusal
-        soon = any(
-            kept.returning is not None
-            and time.monotonic() - kept.returning < _RETURN_SECONDS
-            and not kept.gone.is_set()
-            and kept.refuses(needs, recipe) is None
-            for kept in self._of(row.cluster)
-        )
+        soon = any(kept.is_returning(running) and kept.refuses(needs, recipe) is None for kept in self._of(row.cluster))
         return Choice(reason=reason, soon=soon)
 
     def assign(self, kept: KeptDriver, launch: Launch, needs: Needs) -> bool:

@@ -11,11 +11,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Collection
 
 from airflow_provider_lance.api.job_states import EXTERNAL, LIVE_STATES, JobState
 from airflow_provider_lance.namespace.config import ConfigError
 from airflow_provider_lance.namespace.jobs.database import RegistryUnavailableError, jobs, now_ms
-from airflow_provider_lance.namespace.jobs.driver_pool import Choice, DriverPool, Needs
+from airflow_provider_lance.namespace.jobs.driver_pool import AttemptKey, Choice, DriverPool, Needs
 from airflow_provider_lance.namespace.jobs.executions import Executions, Launch
 from airflow_provider_lance.namespace.jobs.launcher import Driver, Launcher, LaunchError
 from airflow_provider_lance.namespace.jobs.registry import JobRow, Registry, Stage
@@ -118,7 +119,9 @@ class Supervisor:
             for name in self.launcher.config.cluster_names
             if name != EXTERNAL
         }
+        running: set[AttemptKey] = set()
         for row in self.executions.running_here():
+            running.add((row.job_id, row.attempt))
             if row.cluster in free:
                 free[row.cluster] -= 1
         while open_clusters := [name for name, drivers in free.items() if drivers > 0]:
@@ -127,17 +130,18 @@ class Supervisor:
                 return
             launched = False
             for row in rows:
-                if free[row.cluster] > 0 and not self._stop.is_set() and self._launch(row):
+                if free[row.cluster] > 0 and not self._stop.is_set() and self._launch(row, running):
+                    running.add((row.job_id, row.attempt + 1))
                     free[row.cluster] -= 1
                     launched = True
             if self._stop.is_set() or not launched:
                 return
 
-    def _launch(self, row: JobRow) -> bool:
+    def _launch(self, row: JobRow, running: Collection[AttemptKey]) -> bool:
         """Give a job to a driver that waits, or start one; False if another server has the job, or a driver is late."""
         try:
             needs = self.pool.needs_of(row)
-            choice = self.pool.choose(row, needs)
+            choice = self.pool.choose(row, needs, running)
         except ConfigError:  # The environment is no longer configured, which the start below says.
             needs, choice = Needs(row.cluster, row.environment, None, ""), Choice()
         if choice.soon:

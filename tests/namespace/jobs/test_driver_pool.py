@@ -68,7 +68,7 @@ def function(column: str, code: str = "f", table: str = "t") -> JobSubmission:
 def chosen(service: JobsService, job: JobSubmission) -> tuple[str, str]:
     found = row(service, job)
     pool = service.supervisor.pool
-    choice = pool.choose(found, pool.needs_of(found))
+    choice = pool.choose(found, pool.needs_of(found), ())
     return choice.path.value, choice.message
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_lost_its_driver_gets_a_fresh_one(service: JobsService) -> No
     again = service.registry.get(found.job_id)
     assert again is not None
     pool = service.supervisor.pool
-    assert pool.choose(again, pool.needs_of(again)).message == "Launching a driver"
+    assert pool.choose(again, pool.needs_of(again), ()).message == "Launching a driver"
 
 
 def test_a_job_waits_a_moment_for_a_driver_that_comes_back(service: JobsService) -> None:
@@ -132,11 +132,20 @@ def test_a_job_waits_a_moment_for_a_driver_that_comes_back(service: JobsService)
     kept.job, kept.returning = ("its job", 1), time.monotonic()
     pool = service.supervisor.pool
     found = row(service, sql("a"))
-    assert pool.choose(found, pool.needs_of(found)).soon
+    assert pool.choose(found, pool.needs_of(found), ()).soon
     other = row(service, function("c"))
-    assert not pool.choose(other, pool.needs_of(other)).soon
+    assert not pool.choose(other, pool.needs_of(other), ()).soon
     kept.returning -= 60
-    assert not pool.choose(found, pool.needs_of(found)).soon
+    assert not pool.choose(found, pool.needs_of(found), ()).soon
+
+
+def test_a_job_waits_for_a_driver_whose_job_has_just_ended(service: JobsService) -> None:
+    kept = keep(service, sql("b"))
+    kept.job = ("its job", 1)
+    pool = service.supervisor.pool
+    found = row(service, sql("a"))
+    assert not pool.choose(found, pool.needs_of(found), [("its job", 1)]).soon
+    assert pool.choose(found, pool.needs_of(found), []).soon
 
 
 CHANGED = "the configuration or the installed packages have changed since the waiting driver was started"

@@ -95,6 +95,7 @@ def _required(name: str) -> dict[str, Any]:
         "update_field_metadata": {"updates": [{"path": "id", "metadata": {}}]},
         "update_table": {"updates": [["id", "1"]]},
         "delete_from_table": {"predicate": "true"},
+        "write_table": {"path": "x.parquet"},
         "create_table_index": {"column": "id", "index_type": "BTREE"},
         "create_table_scalar_index": {"column": "id", "index_type": "BTREE"},
         "describe_table_index_stats": {"index_name": "x"},
