@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry, virtual_fields
-from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.definitions.functions.envelope import wrap
 
 ROWS = 100_000
 NEW_ROWS = 200

@@ -47,7 +47,7 @@ def serve(pipe: Any) -> None:
 
 async def naive(job_id: str, settings: Any) -> float:
     """What most providers do: one client, one request per task and interval."""
-    from airflow_provider_lance.api.wire import AsyncWire
+    from airflow_provider_lance.api.http.wire import AsyncWire
 
     async with AsyncWire(settings) as wire:
         while True:

@@ -24,8 +24,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 from local import Local, fail, stop_on_signals
 
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.api.wire import Wire
 
 HERE = Path(__file__).resolve().parent.parent
 FOLDER = HERE / ".demo"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_lance.api.client import LanceClient
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.functions import UdfColumn
 
 HERE = Path(__file__).resolve().parent.parent

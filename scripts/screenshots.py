@@ -26,8 +26,8 @@ from local import HERE, Local, fail, stop_on_signals
 from samples import create_tables
 
 from airflow_provider_lance.api.client import LanceClient
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.api.wire import Wire
 
 IMAGES = HERE / "docs" / "images"
 DAG_ID = "nightly_features"

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ValidationError
 from airflow_provider_lance.api import models
 from airflow_provider_lance.api.arrow import read_arrow
 from airflow_provider_lance.api.errors import WireError, junk_answer_error, lance_error
+from airflow_provider_lance.api.http.protocol import Reply
+from airflow_provider_lance.api.http.wire import AsyncWire, Wire
 from airflow_provider_lance.api.models import model
 from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, Operation
 from airflow_provider_lance.api.plain_data import Fields, JsonObject
-from airflow_provider_lance.api.protocol import Reply
-from airflow_provider_lance.api.wire import AsyncWire, Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa

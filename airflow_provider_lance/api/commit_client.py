@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_lance.api.errors import WireError, lance_error
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.plain_data import JsonObject
-from airflow_provider_lance.api.wire import Wire
 
 
 class PlainAnswer(JsonObject):

@@ -242,7 +242,7 @@ class ListMaterializedViewsResponse(_Response):
 
 
 class CreateFunctionRequest(_Request):
-    """A function as LanceDB's client registers it; ``definitions/source_function.py`` reads its parts."""
+    """A function as LanceDB's client registers it; ``definitions/functions/source_function.py`` reads its parts."""
 
     id: list[str] | None = None
     artifact: JsonObject

@@ -21,11 +21,11 @@ import httpx
 from pydantic import SecretStr
 
 from airflow_provider_lance import __version__
-from airflow_provider_lance.api.auth import ApiKeyAuth, BearerAuth, ClientCredentialsAuth
 from airflow_provider_lance.api.codes import ErrorCode
+from airflow_provider_lance.api.http.auth import ApiKeyAuth, BearerAuth, ClientCredentialsAuth
+from airflow_provider_lance.api.http.retry import RetryPolicy
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER
 from airflow_provider_lance.api.plain_data import DEFAULT_PORT
-from airflow_provider_lance.api.retry import RetryPolicy
 
 AUTH_KINDS = ("none", "api_key", "bearer", "oauth2")
 #: In a connection: an API key if there is a password, else none. A form that shows a choice stores this word.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from lance_namespace import LanceNamespace
 
     from airflow_provider_lance.api.arrow import ArrowData
+    from airflow_provider_lance.api.http.wire import Wire
     from airflow_provider_lance.api.settings import Settings
-    from airflow_provider_lance.api.wire import Wire
 
 #: Errors of the namespace as a whole, which would meet every other request as well.
 _OF_ALL = frozenset(
@@ -56,7 +56,7 @@ def connect_server(options: argparse.Namespace) -> ServerConnection:
             f"A folder runs no jobs. Start a server for it with `airflow-lance serve --root {options.root}`, and give "
             f"`--url {DEFAULT_URL}` instead of --root."
         )
-    from airflow_provider_lance.api.retry import RetryPolicy
+    from airflow_provider_lance.api.http.retry import RetryPolicy
     from airflow_provider_lance.api.settings import Settings
 
     key, place = read_key(options)
@@ -89,7 +89,7 @@ class Connection(abc.ABC):
 
     def listing(self, operation: str, **fields: object) -> Iterator[Any]:
         """Every row of a listing, page by page."""
-        from airflow_provider_lance.api.wire import Pages
+        from airflow_provider_lance.api.http.wire import Pages
 
         pages = Pages(OPERATIONS[operation], {name: value for name, value in fields.items() if value is not None})
         while pages.fields is not None:
@@ -124,7 +124,7 @@ class Connection(abc.ABC):
             self._name_near(error, "tag", str(fields["tag"]), "list_table_tags", {"id": named})
 
     def _name_near(self, error: WireError, kind: str, name: str, listing: str, fields: JsonObject) -> None:
-        from airflow_provider_lance.api.wire import Pages
+        from airflow_provider_lance.api.http.wire import Pages
 
         names: list[str] = []
         pages = Pages(OPERATIONS[listing], fields)
@@ -147,7 +147,7 @@ class ServerConnection(Connection):
 
     @cached_property
     def wire(self) -> Wire:
-        from airflow_provider_lance.api.wire import Wire
+        from airflow_provider_lance.api.http.wire import Wire
 
         return Wire(self.settings)
 

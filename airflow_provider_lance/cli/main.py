@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from airflow_provider_lance import __version__
-from airflow_provider_lance.cli import (
+from airflow_provider_lance.cli.arguments import UsageError
+from airflow_provider_lance.cli.commands import (
     completion,
     declarations,
     jobs,
@@ -23,7 +24,6 @@ from airflow_provider_lance.cli import (
     versions,
     views,
 )
-from airflow_provider_lance.cli.arguments import UsageError
 
 _EXTRAS = {"psycopg": "postgres"}
 

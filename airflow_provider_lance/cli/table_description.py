@@ -170,8 +170,8 @@ def _rule(metadata: Mapping[str, str]) -> JsonObject | None:
 
 
 def _function(definition: object) -> JsonObject:
-    from airflow_provider_lance.definitions.failure_policy import UdfError
-    from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
+    from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope
+    from airflow_provider_lance.definitions.functions.failure_policy import UdfError
 
     if not isinstance(definition, dict):
         return {"kind": "function", "name": "a function that cannot be read", "inputs": []}

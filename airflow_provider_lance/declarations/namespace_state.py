@@ -12,7 +12,7 @@ from airflow_provider_lance.api.errors import WireError
 from airflow_provider_lance.api.operations import OPERATIONS
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.api.versions import WITH_VERSION, version_of
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec
 from airflow_provider_lance.definitions.view_definition import AUTO_REFRESH_KEY, DEFINITION_KEY, ViewDefinition
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def namespace_exists(namespace: Namespace, namespace_id: Sequence[str]) -> bool:
 
 def list_rows(namespace: Namespace, operation: str, fields: Mapping[str, object]) -> list[Any]:
     """Every row of a listing, page by page."""
-    from airflow_provider_lance.api.wire import Pages
+    from airflow_provider_lance.api.http.wire import Pages
 
     pages, found = Pages(OPERATIONS[operation], fields), []
     while pages.fields is not None:

@@ -9,8 +9,8 @@ from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.declarations.namespace_state import Namespace, read_table, read_view
 from airflow_provider_lance.declarations.table import LanceView
 from airflow_provider_lance.definitions.differences import Difference, view_differences
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec
 from airflow_provider_lance.definitions.sql.names import same_query
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
 
 _CANNOT_REPLACE = "This server cannot change a view: allow_drop drops it and creates it again, without its rows."

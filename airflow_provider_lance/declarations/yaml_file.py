@@ -18,7 +18,7 @@ from airflow_provider_lance.declarations.table import (
     ViewFunctionKind,
 )
 from airflow_provider_lance.declarations.yaml_node import Entry, read_documents
-from airflow_provider_lance.definitions.function_envelope import UdfOptions
+from airflow_provider_lance.definitions.functions.envelope import UdfOptions
 from airflow_provider_lance.functions import UdfColumn
 
 SUFFIXES = (".yaml", ".yml", ".json")

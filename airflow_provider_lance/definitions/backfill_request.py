@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_lance.definitions.column_rules import ColumnRule, column_rule
 from airflow_provider_lance.definitions.errors import invalid
 from airflow_provider_lance.definitions.expressions import check_filter, one_expression
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfPolicy
+from airflow_provider_lance.definitions.functions.envelope import UdfPolicy
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy, UdfError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,8 +23,8 @@ from airflow_provider_lance.definitions.expressions import (
     one_expression,
     parse_path,
 )
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
-from airflow_provider_lance.definitions.function_envelope import BACKENDS, UdfEnvelope
+from airflow_provider_lance.definitions.functions.envelope import BACKENDS, UdfEnvelope
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy, UdfError
 from airflow_provider_lance.definitions.json_types import JsonObject
 
 if TYPE_CHECKING:

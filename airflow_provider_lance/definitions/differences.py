@@ -20,8 +20,8 @@ from airflow_provider_lance.definitions.column_rules import (
     VIRTUAL_DEFINITION,
 )
 from airflow_provider_lance.definitions.expressions import parse_path
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
+from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
 from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.refresh_policy import AUTO
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_lance.definitions.errors import invalid
+from airflow_provider_lance.definitions.functions.table_function_spec import check_manifest
 from airflow_provider_lance.definitions.refresh_policy import AUTO, FULL, read_policy
-from airflow_provider_lance.definitions.table_function_spec import check_manifest
 from airflow_provider_lance.definitions.view_definition import ViewDefinition
 
 _COUNTS = (

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from airflow_provider_lance.definitions.arrow_types import decode_schema, text_metadata
 from airflow_provider_lance.definitions.errors import invalid
 from airflow_provider_lance.definitions.expressions import format_path, parse_path
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec
 from airflow_provider_lance.definitions.json_types import JsonObject
 from airflow_provider_lance.definitions.refresh_policy import AUTO, REFRESH_POLICIES, read_policy
 from airflow_provider_lance.definitions.sql.text import SelectItem, SimpleSelect, SqlError, quote, repeated_names
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from airflow_provider_lance.api.commit_client import CommitClient
+from airflow_provider_lance.api.http.retry import NO_RETRY, RetryPolicy
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.job_states import JobState, JobType
 from airflow_provider_lance.api.jobs import JobFailure, JobSpec
-from airflow_provider_lance.api.retry import NO_RETRY, RetryPolicy
 from airflow_provider_lance.api.settings import Settings
-from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.definitions.errors import refusals
 from airflow_provider_lance.engine.job.claim import Claim, ClaimLostError, HeartbeatReporter, claim_job
 from airflow_provider_lance.engine.job.context import JobCancelledError, JobContext, JobError

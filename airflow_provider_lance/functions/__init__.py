@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from airflow_provider_lance.definitions.arrow_types import encode_schema
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.failure_policy import Fail, Retry, Skip, UdfError
-from airflow_provider_lance.definitions.function_envelope import udf, wrap
-from airflow_provider_lance.definitions.function_signature import row_schema
-from airflow_provider_lance.definitions.table_function import wrap_table_function
+from airflow_provider_lance.definitions.functions.envelope import udf, wrap
+from airflow_provider_lance.definitions.functions.failure_policy import Fail, Retry, Skip, UdfError
+from airflow_provider_lance.definitions.functions.signature import row_schema
+from airflow_provider_lance.definitions.functions.table_function import wrap_table_function
 from airflow_provider_lance.functions.column import UdfColumn
 from airflow_provider_lance.functions.view import table_function_spec
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.arrow_types import arrow_schema
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfOptions, wrap
-from airflow_provider_lance.definitions.function_signature import (
+from airflow_provider_lance.definitions.functions.envelope import UdfOptions, wrap
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.definitions.functions.signature import (
     check_inputs,
     infer_inputs,
     infer_outputs,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import OPTIONS_ATTRIBUTE, CallOptions
-from airflow_provider_lance.definitions.function_signature import check_inputs, infer_call, infer_inputs, row_schema
+from airflow_provider_lance.definitions.functions.envelope import OPTIONS_ATTRIBUTE, CallOptions
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.definitions.functions.signature import check_inputs, infer_call, infer_inputs, row_schema
+from airflow_provider_lance.definitions.functions.table_function import wrap_table_function
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec, text_sha
 from airflow_provider_lance.definitions.json_types import JsonObject
-from airflow_provider_lance.definitions.table_function import wrap_table_function
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec, text_sha
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,13 +19,13 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.credentials import without_credentials
 from airflow_provider_lance.api.errors import DIFFERING_FIELDS, WireError
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, Identifier, join_id, parse_id
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS, unknown_operation
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings
 from airflow_provider_lance.api.versions import WITH_VERSION, version_of
-from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION
 from airflow_provider_lance.hooks.table_use import TableUse, observe, table_use
 

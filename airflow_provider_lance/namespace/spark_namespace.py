@@ -36,6 +36,7 @@ from airflow_provider_lance.api.plain_data import Fields
 from airflow_provider_lance.namespace.functions.errors import FunctionErrors
 from airflow_provider_lance.namespace.functions.functions import Functions
 from airflow_provider_lance.namespace.functions.secrets import Secrets
+from airflow_provider_lance.namespace.requests.identifiers import check_identifier, table_identifier
 from airflow_provider_lance.namespace.search.dialects import read_query
 from airflow_provider_lance.namespace.search.indices import Indices
 from airflow_provider_lance.namespace.search.queries import Queries
@@ -43,7 +44,6 @@ from airflow_provider_lance.namespace.submission import Jobs
 from airflow_provider_lance.namespace.tables.auto_refresh import Watcher, WatchSettings
 from airflow_provider_lance.namespace.tables.catalog import Catalog, names_branch
 from airflow_provider_lance.namespace.tables.columns import Columns
-from airflow_provider_lance.namespace.tables.identifiers import check_identifier, table_identifier
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests
 from airflow_provider_lance.namespace.tables.namespaces import Namespaces
 from airflow_provider_lance.namespace.tables.pylance_errors import translated

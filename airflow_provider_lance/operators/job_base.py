@@ -230,7 +230,7 @@ class LanceJobOperator(LanceTableOperator):
                 self.hook.cancel_job(submitted.job_id)
             else:
                 # The module is loaded already: the job was submitted with it.
-                from airflow_provider_lance.api.wire import Wire
+                from airflow_provider_lance.api.http.wire import Wire
 
                 # The interrupted code may hold the locks of the hook's own client.
                 with Wire(settings) as wire:

@@ -219,7 +219,7 @@ class LanceSparkSubmitOperator(SparkSubmitOperator):
 
     def _cancel(self, settings: Settings, job_id: str) -> None:
         # The module is loaded already: the job was claimed with it.
-        from airflow_provider_lance.api.wire import Wire
+        from airflow_provider_lance.api.http.wire import Wire
 
         try:
             with Wire(settings) as wire:

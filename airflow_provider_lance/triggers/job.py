@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.wire import AsyncWire
+from airflow_provider_lance.api.http.wire import AsyncWire
 from airflow_provider_lance.configuration import DEFAULT_CONNECTION, read_configuration
 from airflow_provider_lance.hooks.lance import resolve_async
 from airflow_provider_lance.tasks.job_follower import JobFollower

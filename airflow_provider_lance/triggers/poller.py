@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.http.retry import RetryPolicy
+from airflow_provider_lance.api.http.wire import AsyncWire
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.api.retry import RetryPolicy
 from airflow_provider_lance.api.settings import Settings
-from airflow_provider_lance.api.wire import AsyncWire
 
 # A Retry-After of up to a quarter of an hour is honoured inside of one poll.
 POLL_RETRY = RetryPolicy(attempts=4, first_delay=0.5, longest_delay=10.0, total_seconds=900.0)

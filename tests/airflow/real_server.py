@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.settings import Settings
-from airflow_provider_lance.api.wire import Wire
 
 ROOT = Path(__file__).parents[2]
 KEY = "MARKED-KEY-4f1d2c9b7a"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_lance.api.retry import RetryPolicy
+from airflow_provider_lance.api.http.retry import RetryPolicy
 from airflow_provider_lance.triggers import poller
 from airflow_provider_lance.triggers.job import LanceJobTrigger
 from airflow_provider_lance.triggers.table import LanceTableSensorTrigger, LanceTableTrigger

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 import pytest
 
 from airflow_provider_lance.api.client import AsyncLanceClient, LanceClient
-from airflow_provider_lance.api.retry import RetryPolicy
+from airflow_provider_lance.api.http.retry import RetryPolicy
 from airflow_provider_lance.api.settings import Settings
 from tests.api.fault_server import FaultServer
 

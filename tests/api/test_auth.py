@@ -19,9 +19,9 @@ import trustme
 from lance_namespace import errors as lance
 from pydantic import SecretStr
 
-from airflow_provider_lance.api.auth import ClientCredentialsAuth
 from airflow_provider_lance.api.client import AsyncLanceClient, LanceClient
-from airflow_provider_lance.api.retry import NO_RETRY
+from airflow_provider_lance.api.http.auth import ClientCredentialsAuth
+from airflow_provider_lance.api.http.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
 from tests.api.conftest import Both, Connect
 from tests.api.fault_server import Answer, Fault, FaultHandler, FaultServer, Reset, Seen

@@ -12,8 +12,8 @@ import pytest
 from lance_namespace import errors as lance
 
 from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.http.retry import RetryPolicy
 from airflow_provider_lance.api.jobs import Job
-from airflow_provider_lance.api.retry import RetryPolicy
 from tests.api.conftest import Both, Connect
 from tests.api.fault_server import Answer, Fault, FaultServer, Reset, ResetInBody, Seen, free_port
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_lance.api.retry import RetryPolicy, may_retry_answer, may_retry_error, retry_after
+from airflow_provider_lance.api.http.retry import RetryPolicy, may_retry_answer, may_retry_error, retry_after
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

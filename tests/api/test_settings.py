@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_lance.api.auth import ClientCredentialsAuth
+from airflow_provider_lance.api.http.auth import ClientCredentialsAuth
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings, context_headers
 
 

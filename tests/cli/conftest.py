@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_lance.cli.main import main
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.definitions.functions.envelope import wrap
 from airflow_provider_lance.namespace import SparkNamespace
 from tests.namespace.conftest import QUICK
 from tests.namespace.people import stream

@@ -27,8 +27,8 @@ from airflow_provider_lance.definitions.expressions import (
     format_path,
     parse_path,
 )
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, UdfPolicy, udf, wrap
+from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope, UdfPolicy, udf, wrap
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy, UdfError
 from airflow_provider_lance.engine.functions.load_function import loaded_function
 
 COLUMNS: dict[str, pa.DataType] = {
@@ -53,7 +53,7 @@ def test_the_server_reads_rules_without_spark() -> None:
         "import sys\n"
         "import airflow_provider_lance.definitions.backfill_request\n"
         "import airflow_provider_lance.definitions.column_rules\n"
-        "import airflow_provider_lance.definitions.function_envelope\n"
+        "import airflow_provider_lance.definitions.functions.envelope\n"
         "import airflow_provider_lance.engine.spark.submit_command\n"
         "heavy = {'pyspark', 'airflow', 'lance', 'pyarrow'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

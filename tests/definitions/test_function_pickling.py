@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import wrap
-from airflow_provider_lance.definitions.function_pickling import pickle_function
-from airflow_provider_lance.definitions.table_function import wrap_table_function
+from airflow_provider_lance.definitions.functions.envelope import wrap
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.definitions.functions.pickling import pickle_function
+from airflow_provider_lance.definitions.functions.table_function import wrap_table_function
 
 BESIDE = """
 import math
@@ -36,7 +36,7 @@ import functools, io, logging, socket, sqlite3, threading
 import beside
 import beside_pkg.inner
 from beside import scaled
-from airflow_provider_lance.definitions.function_envelope import udf
+from airflow_provider_lance.definitions.functions.envelope import udf
 OFFSET = 5
 LOCK, FILE, LOG, MEMORY = threading.Lock(), open(__file__), logging.getLogger("x"), io.StringIO("in memory")
 CONNECTION = sqlite3.connect(":memory:")
@@ -187,7 +187,7 @@ spec = importlib.util.spec_from_file_location({module.__name__!r}, {module.__fil
 module = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = module
 spec.loader.exec_module(module)
-from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.definitions.functions.envelope import wrap
 print([wrap(getattr(module, name)).sha256 for name in ("plain", "uses_a_module_beside", "Model")])
 """
     seen = set()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_lance.api.jobs import JobSpec
 from airflow_provider_lance.definitions.column_rules import computed_field, virtual_column_entry, virtual_fields
-from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.definitions.functions.envelope import wrap
 from airflow_provider_lance.engine.backfill.job import BackfillResult, run_backfill
 from airflow_provider_lance.engine.job.context import JobContext, Reporter, SilentReporter
 from airflow_provider_lance.functions import UdfColumn

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from airflow_provider_lance.definitions.function_envelope import udf
+from airflow_provider_lance.definitions.functions.envelope import udf
 
 
 def double(number: int) -> int:

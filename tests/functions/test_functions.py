@@ -14,8 +14,8 @@ from lance_namespace.errors import InvalidInputError
 
 import airflow_provider_lance.functions
 from airflow_provider_lance.definitions.arrow_types import arrow_schema
-from airflow_provider_lance.definitions.table_function import TableFunction
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec
+from airflow_provider_lance.definitions.functions.table_function import TableFunction
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec
 from airflow_provider_lance.functions import UdfColumn, UdfError, table_function_spec, udf
 
 WORDS = arrow_schema({"doc": "int64", "word": "string"})

@@ -12,8 +12,8 @@ import pytest
 from lance.schema import json_to_schema
 
 from airflow_provider_lance.definitions.arrow_types import arrow_schema
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, wrap
-from airflow_provider_lance.definitions.table_function import TableFunction
+from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope, wrap
+from airflow_provider_lance.definitions.functions.table_function import TableFunction
 from airflow_provider_lance.functions import UdfColumn, UdfError, row_schema, table_function_spec, udf
 
 if TYPE_CHECKING:

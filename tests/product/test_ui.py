@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from airflow_provider_lance.api.wire import Wire
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.system.process_groups import find_processes
 from scripts.local import free_port, remembered_port
 from tests.airflow.standalone import eventually

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
+from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy, UdfError
 from airflow_provider_lance.engine.backfill.row_batches import BatchSizer, ComputedRows, ScannedRows, null_rows
 from airflow_provider_lance.engine.functions.async_function import AsyncFunction
 from airflow_provider_lance.engine.functions.dataclass_rows import plain_rows

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
 from airflow_provider_lance.definitions.expressions import format_path, parse_path
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy
 from airflow_provider_lance.definitions.lance_errors import plain_reason
 from airflow_provider_lance.engine.backfill.apply_function import FunctionApplier, RowFailure, opened_function
 from airflow_provider_lance.engine.backfill.row_batches import (

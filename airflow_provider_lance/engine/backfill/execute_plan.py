@@ -6,11 +6,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from airflow_provider_lance.definitions.backfill_request import BackfillRequest
-from airflow_provider_lance.definitions.function_envelope import RESOURCES
-from airflow_provider_lance.engine.backfill.checkpoint import FilledFragment
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRow, describe_failed_row
+from airflow_provider_lance.definitions.functions.envelope import RESOURCES
 from airflow_provider_lance.engine.backfill.plan import Plan, group_tasks
 from airflow_provider_lance.engine.backfill.publisher import Published, Publisher
+from airflow_provider_lance.engine.backfill.records.checkpoint import FilledFragment
+from airflow_provider_lance.engine.backfill.records.failed_rows import FailedRow, describe_failed_row
 from airflow_provider_lance.engine.backfill.target import BackfillTarget
 from airflow_provider_lance.engine.backfill.task import FillSettings, FlushPolicy, FragmentWork, TaskFailure, TaskResult
 from airflow_provider_lance.engine.backfill.task_pool import DriverTaskPool, SparkTaskPool

@@ -13,14 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from airflow_provider_lance.engine.backfill.checkpoint import (
-    Checkpoint,
-    FilledFragment,
-    SavedWork,
-    job_name,
-    read_saved_work,
-    usable_fragments,
-)
 from airflow_provider_lance.engine.backfill.execute_plan import (
     MAX_REPORTED_FAILURES,
     FailureLimit,
@@ -29,11 +21,24 @@ from airflow_provider_lance.engine.backfill.execute_plan import (
     failure_limit,
     fits_in_driver,
 )
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRow, describe_failed_row
-from airflow_provider_lance.engine.backfill.freshness import FreshFragment, FreshnessRecord, load_record, save_record
-from airflow_provider_lance.engine.backfill.leftovers import remove_leftovers
 from airflow_provider_lance.engine.backfill.plan import Plan, count_failed, describe_plan, make_plan
 from airflow_provider_lance.engine.backfill.publisher import Published, read_published
+from airflow_provider_lance.engine.backfill.records.checkpoint import (
+    Checkpoint,
+    FilledFragment,
+    SavedWork,
+    job_name,
+    read_saved_work,
+    usable_fragments,
+)
+from airflow_provider_lance.engine.backfill.records.failed_rows import FailedRow, describe_failed_row
+from airflow_provider_lance.engine.backfill.records.freshness import (
+    FreshFragment,
+    FreshnessRecord,
+    load_record,
+    save_record,
+)
+from airflow_provider_lance.engine.backfill.records.leftovers import remove_leftovers
 from airflow_provider_lance.engine.backfill.sample import Sample, estimated_seconds, run_sample, sample_parallelism
 from airflow_provider_lance.engine.backfill.target import BackfillTarget, check_same_column, open_target
 from airflow_provider_lance.engine.job.context import JobCancelledError, JobContext, JobError

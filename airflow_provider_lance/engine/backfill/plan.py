@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 from airflow_provider_lance.definitions.backfill_request import BackfillRequest
 from airflow_provider_lance.definitions.column_rules import ColumnRule
 from airflow_provider_lance.definitions.expressions import check_filter
-from airflow_provider_lance.engine.backfill.checkpoint import (
+from airflow_provider_lance.engine.backfill.evaluate import column_bytes, evaluation_failure, matching_rows
+from airflow_provider_lance.engine.backfill.publisher import CommittedFile
+from airflow_provider_lance.engine.backfill.records.checkpoint import (
     Checkpoint,
     FilledFragment,
     missing_ranges,
     without_overlaps,
 )
-from airflow_provider_lance.engine.backfill.evaluate import column_bytes, evaluation_failure, matching_rows
-from airflow_provider_lance.engine.backfill.failed_rows import encode_rows
-from airflow_provider_lance.engine.backfill.fragment_identity import FragmentIdentity, identify
-from airflow_provider_lance.engine.backfill.freshness import FreshFragment, FreshnessRecord
-from airflow_provider_lance.engine.backfill.publisher import CommittedFile
+from airflow_provider_lance.engine.backfill.records.failed_rows import encode_rows
+from airflow_provider_lance.engine.backfill.records.fragment_identity import FragmentIdentity, identify
+from airflow_provider_lance.engine.backfill.records.freshness import FreshFragment, FreshnessRecord
 from airflow_provider_lance.engine.backfill.task import FragmentWork
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.storage.row_address import fragment_ids

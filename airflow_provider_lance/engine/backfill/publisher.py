@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_lance.engine.backfill.checkpoint import FilledFragment
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRow
-from airflow_provider_lance.engine.backfill.freshness import FAILED_ROWS, PARTIAL, RULE
+from airflow_provider_lance.engine.backfill.records.checkpoint import FilledFragment
+from airflow_provider_lance.engine.backfill.records.failed_rows import FailedRow
+from airflow_provider_lance.engine.backfill.records.freshness import FAILED_ROWS, PARTIAL, RULE
 from airflow_provider_lance.engine.job.context import JobError, Reporter
 from airflow_provider_lance.engine.job.failpoints import failpoint
 from airflow_provider_lance.storage.commits import JOB_ID, CommitConflict, Committer

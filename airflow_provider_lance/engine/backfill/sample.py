@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, Retry, Skip, UdfError
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy, Retry, Skip, UdfError
 from airflow_provider_lance.engine.backfill.apply_function import opened_function
 from airflow_provider_lance.engine.backfill.evaluate import RowSelection, evaluate_rule, matching_rows, read_inputs
-from airflow_provider_lance.engine.backfill.failed_rows import decode_rows, encode_rows
+from airflow_provider_lance.engine.backfill.records.failed_rows import decode_rows, encode_rows
 from airflow_provider_lance.engine.backfill.row_batches import batch_sizer_for
 from airflow_provider_lance.engine.backfill.target import BackfillTarget
 from airflow_provider_lance.engine.backfill.task import TaskFailure

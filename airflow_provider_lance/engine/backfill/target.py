@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_lance.definitions.backfill_request import BackfillRequest
 from airflow_provider_lance.definitions.column_rules import ColumnRule, column_rule
 from airflow_provider_lance.definitions.errors import refusals
-from airflow_provider_lance.engine.backfill.checkpoint import column_folder
+from airflow_provider_lance.engine.backfill.records.checkpoint import column_folder
 from airflow_provider_lance.engine.job.context import JobContext, JobError
 from airflow_provider_lance.storage.table import TableFiles, TableRef, field_ids
 

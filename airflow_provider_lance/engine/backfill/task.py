@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.column_rules import ColumnRule
-from airflow_provider_lance.definitions.failure_policy import ErrorPolicy, UdfError
-from airflow_provider_lance.engine.backfill.checkpoint import (
+from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy, UdfError
+from airflow_provider_lance.engine.backfill.evaluate import RowSelection, batch_rows, evaluate_rule
+from airflow_provider_lance.engine.backfill.records.checkpoint import (
     Checkpoint,
     FilledFragment,
     Journal,
@@ -25,8 +26,7 @@ from airflow_provider_lance.engine.backfill.checkpoint import (
     without_overlaps,
     write_checkpoint,
 )
-from airflow_provider_lance.engine.backfill.evaluate import RowSelection, batch_rows, evaluate_rule
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRow, decode_rows, write_failed
+from airflow_provider_lance.engine.backfill.records.failed_rows import FailedRow, decode_rows, write_failed
 from airflow_provider_lance.engine.backfill.row_batches import BATCH_ROWS, BatchSizer, ComputedRows, batch_sizer_for
 from airflow_provider_lance.engine.backfill.whole_column import whole_column
 from airflow_provider_lance.engine.functions.worker_variables import set_variables

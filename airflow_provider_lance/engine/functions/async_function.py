@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_provider_lance.engine.functions.guarded_call import too_long
 
 if TYPE_CHECKING:
-    from airflow_provider_lance.definitions.failure_policy import ErrorPolicy
+    from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy
 
 _T = TypeVar("_T")
 

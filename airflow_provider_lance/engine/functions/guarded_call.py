@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from airflow_provider_lance.definitions.failure_policy import ErrorPolicy
+    from airflow_provider_lance.definitions.functions.failure_policy import ErrorPolicy
 
 _T = TypeVar("_T")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope
-from airflow_provider_lance.definitions.function_signature import is_async, is_stateful
+from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.definitions.functions.signature import is_async, is_stateful
 from airflow_provider_lance.engine.functions.async_function import AsyncFunction, EventLoop
 from airflow_provider_lance.engine.functions.guarded_call import time_limited
 from airflow_provider_lance.engine.functions.source_loader import load_source

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.source_function import ENTRY_FILE, SCALAR_RESULT, SourceFunction
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.definitions.functions.source_function import ENTRY_FILE, SCALAR_RESULT, SourceFunction
 
 
 def load_source(source: SourceFunction) -> tuple[Callable[..., object], object | None]:

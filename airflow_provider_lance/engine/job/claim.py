@@ -21,7 +21,7 @@ from airflow_provider_lance.api.jobs import JobFailure, JobSpec, Progress
 from airflow_provider_lance.engine.job.context import JobCancelledError, JobError
 
 if TYPE_CHECKING:
-    from airflow_provider_lance.api.wire import Wire
+    from airflow_provider_lance.api.http.wire import Wire
 
 log = logging.getLogger(__name__)
 

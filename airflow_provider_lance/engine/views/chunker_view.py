@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_lance.definitions.expressions import parse_path
+from airflow_provider_lance.definitions.functions.table_function import TableFunction
 from airflow_provider_lance.definitions.sql.text import SimpleSelect
-from airflow_provider_lance.definitions.table_function import TableFunction
 from airflow_provider_lance.definitions.view_binding import check_same_columns, output_schema
 from airflow_provider_lance.definitions.view_definition import SOURCE_ROW_ID, ViewDefinition
 from airflow_provider_lance.engine.functions.exact_arrays import exact_table

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec
 from airflow_provider_lance.engine.job.context import JobContext, JobError
 from airflow_provider_lance.engine.job.failpoints import failpoint
 from airflow_provider_lance.engine.job.progress import ProgressAddress, ProgressMeter, ProgressSender, TaskFigures

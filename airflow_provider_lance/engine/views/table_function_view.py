@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.expressions import format_path
+from airflow_provider_lance.definitions.functions.table_function import TableFunction
+from airflow_provider_lance.definitions.functions.table_function_spec import ErrorHandling
 from airflow_provider_lance.definitions.sql.text import SimpleSelect
-from airflow_provider_lance.definitions.table_function import TableFunction
-from airflow_provider_lance.definitions.table_function_spec import ErrorHandling
 from airflow_provider_lance.definitions.view_binding import (
     check_same_columns,
     check_table_function,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_lance.definitions.expressions import parse_path
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import UdfPolicy
-from airflow_provider_lance.definitions.table_function import TableFunction
-from airflow_provider_lance.definitions.table_function_spec import UdtfSpec, check_manifest
+from airflow_provider_lance.definitions.functions.envelope import UdfPolicy
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.definitions.functions.table_function import TableFunction
+from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec, check_manifest
 from airflow_provider_lance.engine.functions.dataclass_rows import plain_rows
 from airflow_provider_lance.engine.functions.exact_arrays import exact_array
 from airflow_provider_lance.engine.functions.load_function import loaded_function

@@ -11,9 +11,9 @@ from airflow_provider_lance.api.models import ListJobsRequest, ListTableErrorsRe
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.definitions.arrow_types import text_metadata
 from airflow_provider_lance.definitions.column_rules import VIRTUAL_DEFINITION
+from airflow_provider_lance.namespace.requests.values import id_of
 from airflow_provider_lance.namespace.tables.catalog import Catalog, other_branch
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests
-from airflow_provider_lance.namespace.tables.request_values import id_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,12 +16,12 @@ from airflow_provider_lance.api.ids import join_id
 from airflow_provider_lance.api.jobs import JobSpec
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.definitions.errors import invalid
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_binding import location, source_function
-from airflow_provider_lance.definitions.function_envelope import SOURCE_BACKEND, UdfEnvelope, UdfPolicy
+from airflow_provider_lance.definitions.functions.binding import location, source_function
+from airflow_provider_lance.definitions.functions.envelope import SOURCE_BACKEND, UdfEnvelope, UdfPolicy
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
+from airflow_provider_lance.namespace.requests.values import cut_page, id_of
 from airflow_provider_lance.namespace.submission import RegisteredFunction
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests
-from airflow_provider_lance.namespace.tables.request_values import cut_page, id_of
 
 #: The type of the job that a client follows after it registered a function. The job is done when it is answered.
 CREATE_FUNCTION = "create_function"

@@ -9,8 +9,8 @@ from lance_namespace.errors import TransactionNotFoundError
 
 from airflow_provider_lance.api import models
 from airflow_provider_lance.api.ids import join_id
+from airflow_provider_lance.namespace.requests.values import cut_page, id_of
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests
-from airflow_provider_lance.namespace.tables.request_values import cut_page, id_of
 
 
 class Secrets:

@@ -32,9 +32,9 @@ from airflow_provider_lance.api.models import (
 )
 from airflow_provider_lance.definitions.expressions import find_field
 from airflow_provider_lance.definitions.lance_errors import plain_reason
+from airflow_provider_lance.namespace.requests.values import cut_page, id_of
 from airflow_provider_lance.namespace.search.scans import vector_size
 from airflow_provider_lance.namespace.tables.catalog import Catalog
-from airflow_provider_lance.namespace.tables.request_values import cut_page, id_of
 
 if TYPE_CHECKING:
     import lance

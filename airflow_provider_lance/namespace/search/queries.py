@@ -9,10 +9,10 @@ from airflow_provider_lance.api.models import (
     ExplainTableQueryPlanRequest,
     QueryTableRequest,
 )
+from airflow_provider_lance.namespace.requests.sql_texts import read_condition, read_value
+from airflow_provider_lance.namespace.requests.values import RequestWithBranch, id_of
 from airflow_provider_lance.namespace.search.scans import Scan, make_scan
 from airflow_provider_lance.namespace.tables.catalog import Catalog
-from airflow_provider_lance.namespace.tables.request_values import RequestWithBranch, id_of
-from airflow_provider_lance.namespace.tables.sql_texts import read_condition, read_value
 
 
 class Queries:

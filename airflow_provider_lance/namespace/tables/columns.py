@@ -43,12 +43,12 @@ from airflow_provider_lance.definitions.expressions import (
     one_expression,
     parse_path,
 )
-from airflow_provider_lance.definitions.function_binding import FunctionBinding
+from airflow_provider_lance.definitions.functions.binding import FunctionBinding
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
+from airflow_provider_lance.namespace.requests.column_names import check_column_name
+from airflow_provider_lance.namespace.requests.values import id_of, read_word
 from airflow_provider_lance.namespace.tables.catalog import Catalog
-from airflow_provider_lance.namespace.tables.column_names import check_column_name
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests, job_fields, job_options
-from airflow_provider_lance.namespace.tables.request_values import id_of, read_word
 
 if TYPE_CHECKING:
     import pyarrow as pa

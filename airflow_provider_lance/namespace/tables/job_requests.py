@@ -25,6 +25,7 @@ from airflow_provider_lance.api.jobs import Job, JobSpec
 from airflow_provider_lance.api.plain_data import REQUEST_ENVELOPE
 from airflow_provider_lance.definitions.backfill_request import only_plans, writes_nothing
 from airflow_provider_lance.namespace.job_conflict import JobConflictError
+from airflow_provider_lance.namespace.requests.values import id_of
 from airflow_provider_lance.namespace.submission import (
     LOCAL,
     Jobs,
@@ -34,7 +35,6 @@ from airflow_provider_lance.namespace.submission import (
     read_requester,
 )
 from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace
-from airflow_provider_lance.namespace.tables.request_values import id_of
 
 #: Context entries that the engine reads. The jobs service reads some of the others.
 _OF_BACKFILLS = ("only", "sample")

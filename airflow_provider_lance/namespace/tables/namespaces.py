@@ -28,8 +28,8 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.api.ids import join_id
+from airflow_provider_lance.namespace.requests.values import cut_page, id_of, read_word
 from airflow_provider_lance.namespace.tables.catalog import Catalog
-from airflow_provider_lance.namespace.tables.request_values import cut_page, id_of, read_word
 from airflow_provider_lance.namespace.tables.table_writer import TableWriter
 
 

@@ -23,8 +23,8 @@ from lance_namespace import (
 )
 from lance_namespace.errors import InvalidInputError, TableTagAlreadyExistsError, TableTagNotFoundError
 
+from airflow_provider_lance.namespace.requests.values import cut_page, id_of
 from airflow_provider_lance.namespace.tables.catalog import Catalog, names_branch
-from airflow_provider_lance.namespace.tables.request_values import cut_page, id_of
 
 # Lance accepts letters of any alphabet in a tag, and then no longer finds any tag of the table.
 _TAG = re.compile(r"[A-Za-z0-9._-]+")

@@ -32,12 +32,12 @@ from airflow_provider_lance.api.models import (
 )
 from airflow_provider_lance.definitions.expressions import find_field, one_expression
 from airflow_provider_lance.definitions.write_request import WriteRequest
+from airflow_provider_lance.namespace.requests.column_names import check_columns
+from airflow_provider_lance.namespace.requests.sql_texts import read_condition, read_value
+from airflow_provider_lance.namespace.requests.values import id_of, read_word
 from airflow_provider_lance.namespace.submission import read_idempotency_key
 from airflow_provider_lance.namespace.tables.catalog import Catalog, names_branch
-from airflow_provider_lance.namespace.tables.column_names import check_columns
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests, job_fields
-from airflow_provider_lance.namespace.tables.request_values import id_of, read_word
-from airflow_provider_lance.namespace.tables.sql_texts import read_condition, read_value
 from airflow_provider_lance.namespace.tables.table_writer import TableWriter
 from airflow_provider_lance.namespace.tables.tables import read_stream
 from airflow_provider_lance.storage.commits import Committer

@@ -18,8 +18,8 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.api.ids import join_id
+from airflow_provider_lance.namespace.requests.column_names import check_columns
 from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace, plain_location
-from airflow_provider_lance.namespace.tables.column_names import check_columns
 
 if TYPE_CHECKING:
     import lance

@@ -41,9 +41,9 @@ from lance_namespace_urllib3_client.models.json_arrow_schema import JsonArrowSch
 from lance_namespace_urllib3_client.models.table_basic_stats import TableBasicStats
 
 from airflow_provider_lance.api.models import CreateEmptyTableRequest, CreateEmptyTableResponse
+from airflow_provider_lance.namespace.requests.identifiers import check_identifier, table_identifier
+from airflow_provider_lance.namespace.requests.values import id_of, read_word
 from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace
-from airflow_provider_lance.namespace.tables.identifiers import check_identifier, table_identifier
-from airflow_provider_lance.namespace.tables.request_values import id_of, read_word
 from airflow_provider_lance.namespace.tables.staged_manifest import base_paths, refuse_foreign_bases
 from airflow_provider_lance.namespace.tables.table_writer import TableWriter
 

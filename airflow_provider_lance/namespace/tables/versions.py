@@ -36,8 +36,8 @@ from lance_namespace.errors import (
 )
 from lance_namespace_urllib3_client.models.version_range import VersionRange
 
+from airflow_provider_lance.namespace.requests.values import RequestWithBranch, check_limit, cut_page, id_of
 from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace, names_branch, other_branch
-from airflow_provider_lance.namespace.tables.request_values import RequestWithBranch, check_limit, cut_page, id_of
 from airflow_provider_lance.namespace.tables.staged_manifest import (
     StagedManifest,
     base_paths,

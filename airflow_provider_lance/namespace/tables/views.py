@@ -31,10 +31,10 @@ from airflow_provider_lance.definitions.differences import view_differences
 from airflow_provider_lance.definitions.refresh_request import RefreshRequest
 from airflow_provider_lance.definitions.sql.text import near_names
 from airflow_provider_lance.definitions.view_definition import DEFINITION_KEY, ViewDefinition
+from airflow_provider_lance.namespace.requests.identifiers import table_identifier
+from airflow_provider_lance.namespace.requests.values import cut_page, id_of, read_word
 from airflow_provider_lance.namespace.tables.catalog import Catalog, TablePlace
-from airflow_provider_lance.namespace.tables.identifiers import table_identifier
 from airflow_provider_lance.namespace.tables.job_requests import JobRequests, job_fields
-from airflow_provider_lance.namespace.tables.request_values import cut_page, id_of, read_word
 from airflow_provider_lance.namespace.tables.table_writer import TableWriter
 from airflow_provider_lance.storage.view_state import read_points
 from airflow_provider_lance.storage.view_table import empty_view, replace_definition

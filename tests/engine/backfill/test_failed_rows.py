@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRows, decode_rows, encode_rows
 from airflow_provider_lance.engine.backfill.job import BackfillResult
+from airflow_provider_lance.engine.backfill.records.failed_rows import FailedRows, decode_rows, encode_rows
 from airflow_provider_lance.storage.table import TableRef
 from tests.engine.backfills import Interleaving, assert_filled, backfill, declare, declare_function, die
 

@@ -13,7 +13,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_provider_lance.definitions.failure_policy import FailureRule
+from airflow_provider_lance.definitions.functions.failure_policy import FailureRule
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.functions import Fail, Retry, Skip, UdfColumn, udf
 from tests.engine.backfills import assert_filled, backfill, column, declare, declare_column, people

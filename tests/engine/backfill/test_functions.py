@@ -18,7 +18,7 @@ import pytest
 from lance_namespace.errors import InvalidInputError
 
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry, virtual_fields
-from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.definitions.functions.envelope import wrap
 from airflow_provider_lance.engine.functions.exact_arrays import exact_array
 from airflow_provider_lance.engine.job.context import JobError
 from tests.engine.backfills import assert_filled, backfill, column, declare_function, people, rename_column

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from airflow_provider_lance.definitions.function_envelope import UdfEnvelope, wrap
+from airflow_provider_lance.definitions.functions.envelope import UdfEnvelope, wrap
 from airflow_provider_lance.engine.functions import load_function
 from airflow_provider_lance.engine.functions.load_function import loaded_function
 from airflow_provider_lance.functions import UdfColumn, UdfError

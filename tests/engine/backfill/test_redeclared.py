@@ -9,7 +9,7 @@ import pytest
 from lance_namespace.errors import ConcurrentModificationError
 
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.function_envelope import wrap
+from airflow_provider_lance.definitions.functions.envelope import wrap
 from tests.engine.backfills import backfill
 from tests.namespace.recording_jobs import RecordingJobs
 

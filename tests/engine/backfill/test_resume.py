@@ -11,7 +11,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_provider_lance.engine.backfill.checkpoint import (
+from airflow_provider_lance.engine.backfill.job import BackfillResult
+from airflow_provider_lance.engine.backfill.records.checkpoint import (
     Checkpoint,
     FilledFragment,
     RowCounts,
@@ -20,7 +21,6 @@ from airflow_provider_lance.engine.backfill.checkpoint import (
     usable_fragments,
     write_checkpoint,
 )
-from airflow_provider_lance.engine.backfill.job import BackfillResult
 from airflow_provider_lance.engine.backfill.row_batches import ComputedRows
 from airflow_provider_lance.engine.job.context import JobError
 from airflow_provider_lance.storage.table import TableRef

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_lance.engine.backfill.checkpoint import Checkpoint, missing_ranges, without_overlaps
+from airflow_provider_lance.engine.backfill.records.checkpoint import Checkpoint, missing_ranges, without_overlaps
 from airflow_provider_lance.engine.backfill.row_batches import BatchSizer
 from airflow_provider_lance.engine.backfill.task import FlushPolicy
 

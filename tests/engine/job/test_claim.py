@@ -12,11 +12,11 @@ import lance
 import pyarrow as pa
 import pytest
 
+from airflow_provider_lance.api.http.retry import NO_RETRY
+from airflow_provider_lance.api.http.wire import Wire
 from airflow_provider_lance.api.job_states import JobState
 from airflow_provider_lance.api.jobs import JobSpec, Progress
-from airflow_provider_lance.api.retry import NO_RETRY
 from airflow_provider_lance.api.settings import Settings
-from airflow_provider_lance.api.wire import Wire
 from airflow_provider_lance.engine.job import claim as protocol
 from airflow_provider_lance.engine.job.claim import (
     ClaimLostError,

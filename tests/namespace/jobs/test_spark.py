@@ -17,7 +17,7 @@ import pytest
 from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.function_envelope import IMPORT_PATH_BACKEND, UdfEnvelope
+from airflow_provider_lance.definitions.functions.envelope import IMPORT_PATH_BACKEND, UdfEnvelope
 from tests.namespace.conftest import wait_until
 from tests.namespace.people import present
 from tests.namespace.server_process import ROOT

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_provider_lance.api.client import LanceClient
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.function_envelope import IMPORT_PATH_BACKEND, UdfEnvelope
+from airflow_provider_lance.definitions.functions.envelope import IMPORT_PATH_BACKEND, UdfEnvelope
 from airflow_provider_lance.system.process_groups import find_processes, start_time
 from tests.namespace.conftest import QUICK, wait_until
 from tests.namespace.server_process import ServerProcess

@@ -152,7 +152,7 @@ class TestAddColumns:
         assert schema(namespace).names == ["id", "text"]
 
     def test_auto_backfill_submits_at_once(self, namespace: SparkNamespace, jobs: RecordingJobs) -> None:
-        from airflow_provider_lance.definitions.function_envelope import IMPORT_PATH_BACKEND, UdfEnvelope
+        from airflow_provider_lance.definitions.functions.envelope import IMPORT_PATH_BACKEND, UdfEnvelope
 
         envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path="os.path:basename")
         add(namespace, virtual(udf=envelope.encode(), udf_backend=IMPORT_PATH_BACKEND, auto_backfill=True))

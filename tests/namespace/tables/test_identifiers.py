@@ -19,7 +19,7 @@ from lance_namespace.errors import (
 
 from airflow_provider_lance.api.operations import OPERATIONS, Body
 from airflow_provider_lance.namespace import SparkNamespace
-from airflow_provider_lance.namespace.tables.identifiers import check_identifier
+from airflow_provider_lance.namespace.requests.identifiers import check_identifier
 from tests.namespace.people import PEOPLE, files_below, make_namespace, stream
 
 NASTY = [

@@ -21,7 +21,7 @@ from lance_namespace.errors import (
 )
 
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
-from airflow_provider_lance.definitions.function_envelope import IMPORT_PATH_BACKEND, UdfEnvelope
+from airflow_provider_lance.definitions.functions.envelope import IMPORT_PATH_BACKEND, UdfEnvelope
 from airflow_provider_lance.engine.views.commit_next import ViewTable
 from airflow_provider_lance.engine.views.publish import write_bookmark
 from airflow_provider_lance.namespace import SparkNamespace

@@ -17,14 +17,14 @@ import httpx
 
 from airflow_provider_lance.api import errors
 from airflow_provider_lance.api.arrow import ARROW_STREAM, ArrowBody
-from airflow_provider_lance.api.auth import API_KEY_HEADER, ONE_SHOT
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.http.auth import API_KEY_HEADER, ONE_SHOT
+from airflow_provider_lance.api.http.retry import NEVER_SENT, may_retry_answer, may_retry_error, retry_after
 from airflow_provider_lance.api.ids import DEFAULT_DELIMITER, InvalidIdentifierError, parse_id, quote_id
 from airflow_provider_lance.api.job_states import IDEMPOTENCY_KEY
 from airflow_provider_lance.api.operations import OPERATIONS, Answer, Body, Operation
 from airflow_provider_lance.api.plain_data import REQUEST_ENVELOPE, Fields, JsonObject
-from airflow_provider_lance.api.retry import NEVER_SENT, may_retry_answer, may_retry_error, retry_after
 from airflow_provider_lance.api.settings import InvalidSettingsError, Settings, context_headers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from airflow_provider_lance.engine.backfill.checkpoint import Journal, SavedWork, read_saved_work
+from airflow_provider_lance.engine.backfill.records.checkpoint import Journal, SavedWork, read_saved_work
 from airflow_provider_lance.storage.history import read_transactions
 
 if TYPE_CHECKING:

@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.definitions.errors import missing_columns
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRows
-from airflow_provider_lance.engine.backfill.fragment_identity import FragmentIdentities, FragmentIdentity, identify
+from airflow_provider_lance.engine.backfill.records.failed_rows import FailedRows
+from airflow_provider_lance.engine.backfill.records.fragment_identity import (
+    FragmentIdentities,
+    FragmentIdentity,
+    identify,
+)
 from airflow_provider_lance.storage.history import read_transactions
 from airflow_provider_lance.storage.table import field_ids, is_missing
 

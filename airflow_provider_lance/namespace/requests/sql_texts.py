@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_lance.definitions.expressions import check_filter, expression_type, one_expression
+from airflow_provider_lance.namespace.requests.values import RequestWithBranch, id_of
 from airflow_provider_lance.namespace.tables.catalog import Catalog
-from airflow_provider_lance.namespace.tables.request_values import RequestWithBranch, id_of
 
 
 def read_condition(catalog: Catalog, request: RequestWithBranch, sql: str, version: int | None = None) -> str:

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from airflow_provider_lance.api.codes import ErrorCode
 from airflow_provider_lance.api.errors import WireError
-from airflow_provider_lance.api.retry import retry_after
+from airflow_provider_lance.api.http.retry import retry_after
 
 API_KEY_HEADER = "x-api-key"
 #: Set on a request whose body cannot be produced a second time, so that it is not sent again with a new token.

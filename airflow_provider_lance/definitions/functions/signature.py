@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Union, cast, get_args, get_origin
 
 from airflow_provider_lance.definitions.arrow_types import arrow_schema
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import Call
+from airflow_provider_lance.definitions.functions.envelope import Call
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from airflow_provider_lance.definitions.column_rules import virtual_column_entry
 from airflow_provider_lance.definitions.errors import invalid
-from airflow_provider_lance.definitions.function_envelope import SOURCE_BACKEND, UdfEnvelope
-from airflow_provider_lance.definitions.json_types import JsonObject
-from airflow_provider_lance.definitions.source_function import (
+from airflow_provider_lance.definitions.functions.envelope import SOURCE_BACKEND, UdfEnvelope
+from airflow_provider_lance.definitions.functions.source_function import (
     SCALAR_RESULT,
     SourceFunction,
     check_variable,
     function_type,
     read_artifact,
 )
+from airflow_provider_lance.definitions.json_types import JsonObject
 
 _FORMAT = 1
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from airflow_provider_lance.definitions.arrow_types import encode_schema
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import (
+from airflow_provider_lance.definitions.functions.envelope import (
     OPTIONS_ATTRIBUTE,
     UdfEnvelope,
     UdfOptions,
     wrap,
 )
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
 from airflow_provider_lance.definitions.view_definition import read_output_schema
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from types import CodeType, FunctionType, ModuleType
 
 import cloudpickle
 
-from airflow_provider_lance.definitions.failure_policy import UdfError
-from airflow_provider_lance.definitions.function_envelope import OPTIONS_ATTRIBUTE
+from airflow_provider_lance.definitions.functions.envelope import OPTIONS_ATTRIBUTE
+from airflow_provider_lance.definitions.functions.failure_policy import UdfError
 
 #: Airflow imports a DAG file under this prefix and the SHA-1 of its path. No other process can import that name.
 _DAG_FILE = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")

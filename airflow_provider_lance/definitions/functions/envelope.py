@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
-from airflow_provider_lance.definitions.failure_policy import (
+from airflow_provider_lance.definitions.functions.failure_policy import (
     ON_ERROR,
     ErrorPolicy,
     FailureRule,
     UdfError,
     read_rules,
 )
+from airflow_provider_lance.definitions.functions.source_function import SourceFunction
 from airflow_provider_lance.definitions.json_types import JsonObject
-from airflow_provider_lance.definitions.source_function import SourceFunction
 
 IMPORT_PATH_BACKEND = "ImportPathUDFSpecV1"
 CLOUDPICKLE_BACKEND = "CloudpickleUDFSpecV1"
@@ -321,8 +321,8 @@ def wrap(
     if isinstance(function, str):
         envelope = UdfEnvelope(IMPORT_PATH_BACKEND, path=function, **fields)
     else:
-        from airflow_provider_lance.definitions.function_pickling import pickle_function
-        from airflow_provider_lance.definitions.function_signature import check_arguments, infer_call
+        from airflow_provider_lance.definitions.functions.pickling import pickle_function
+        from airflow_provider_lance.definitions.functions.signature import check_arguments, infer_call
 
         check_arguments(function, fields["arguments"])
         fields.setdefault("call", infer_call(function))

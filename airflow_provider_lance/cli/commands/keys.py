@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from airflow_provider_lance.cli.arguments import add_command, json_argument
+from airflow_provider_lance.cli.commands.serve import registry_arguments
 from airflow_provider_lance.cli.output import local_time, note, print_json, print_table
-from airflow_provider_lance.cli.serve import registry_arguments
 
 if TYPE_CHECKING:
     from airflow_provider_lance.cli.arguments import Subparsers

@@ -103,10 +103,10 @@ def _table_row(table: TableDescription) -> list[str]:
 
 
 def _show(options: argparse.Namespace) -> None:
+    from airflow_provider_lance.cli.commands.versions import read_tags
+    from airflow_provider_lance.cli.commands.views import describe_view, view_facts
     from airflow_provider_lance.cli.connection import connect
     from airflow_provider_lance.cli.table_description import describe_table
-    from airflow_provider_lance.cli.versions import read_tags
-    from airflow_provider_lance.cli.views import describe_view, view_facts
 
     table_id = parse_id(options.table)
     with connect(options) as connection:

@@ -16,7 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_lance.engine.backfill.failed_rows import FailedRow, column_file_of, decode_rows, encode_rows
+from airflow_provider_lance.engine.backfill.records.failed_rows import (
+    FailedRow,
+    column_file_of,
+    decode_rows,
+    encode_rows,
+)
 from airflow_provider_lance.engine.backfill.row_batches import ComputedRows
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import httpx
 
 from airflow_provider_lance.api.errors import WireError
+from airflow_provider_lance.api.http.protocol import Effect, Flow, Gather, Protocol, Reply, Sleep
 from airflow_provider_lance.api.jobs import Job
 from airflow_provider_lance.api.operations import OPERATIONS, Operation
 from airflow_provider_lance.api.plain_data import Fields, JsonObject
-from airflow_provider_lance.api.protocol import Effect, Flow, Gather, Protocol, Reply, Sleep
 from airflow_provider_lance.api.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The commands of ``airflow-lance``, one file for each group of them."""

@@ -1,0 +1,1 @@
+"""Values of requests, checked before anything is done with them."""
