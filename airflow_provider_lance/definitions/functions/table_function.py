@@ -1,6 +1,6 @@
 """The Python function of a view in its envelope, with the schema of the rows that it yields.
 
-The envelope is base64 text of a JSON document around the envelope that columns use (``function_envelope.py``);
+The envelope is base64 text of a JSON document around the envelope that columns use (``envelope.py``);
 ``docs/views.md`` describes it. Nothing here runs the function.
 """
 
