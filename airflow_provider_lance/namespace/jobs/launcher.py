@@ -74,10 +74,14 @@ class Driver:
 
     def exit_code(self) -> int | None:
         """The exit code of a driver whose processes have all ended, -1 if it is unknown; None while any is left."""
-        code = self.child.poll() if self.child is not None else None  # This also reaps the child.
+        self._poll()  # This reaps the leader while other members of the group may be left.
         if self.group.alive:
             return None
+        code = self._poll()  # The leader may have ended after the first look.
         return -1 if code is None else code
+
+    def _poll(self) -> int | None:
+        return self.child.poll() if self.child is not None else None
 
 
 class Launcher:
