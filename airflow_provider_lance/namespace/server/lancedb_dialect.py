@@ -21,6 +21,8 @@ _NOT_HERE = {
     r"/v1/table/[^/]+/branches/(diff|cherry_pick)": "Branches are neither compared nor picked from here. Merge the "
     "rows of a branch with merge_insert, or read both.",
     r"/v1/table/[^/]+/(\w+_)?lsm(_\w+)?": "This server has no LSM writers. Write with add or merge_insert.",
+    r"/v1/table/[^/]+/clone": "This server clones no tables, because a shallow clone reads files outside of its own "
+    "folder. Create a table and add the rows.",
     r"/v1/table/[^/]+/multipart_write(/\w+)?": "This server takes a write in one request, as `phalanx-version` says.",
     r"/v1/view/.*|/v1/namespace/[^/]+/view/list": "A stored view is read with Flight SQL, which this server does not "
     "have. Create a materialized view instead.",
