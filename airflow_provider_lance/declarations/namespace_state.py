@@ -13,7 +13,12 @@ from airflow_provider_lance.api.operations import OPERATIONS
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.api.versions import WITH_VERSION, version_of
 from airflow_provider_lance.definitions.functions.table_function_spec import UdtfSpec
-from airflow_provider_lance.definitions.view_definition import AUTO_REFRESH_KEY, DEFINITION_KEY, ViewDefinition
+from airflow_provider_lance.definitions.view_definition import (
+    AUTO_REFRESH_KEY,
+    DEFINITION_KEY,
+    POLICY_KEY,
+    ViewDefinition,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_lance.api.arrow import ArrowData
@@ -91,6 +96,7 @@ def read_view(namespace: Namespace, state: TableState) -> ViewDefinition | None:
                 output_schema=body.get("output_schema"),
                 udtf=UdtfSpec.from_dict(body["udtf_spec"]) if body.get("udtf_spec") else None,
                 auto_refresh=state.metadata.get(AUTO_REFRESH_KEY) == "true",
+                refresh_policy=state.metadata.get(POLICY_KEY),
             )
     try:
         described = namespace.call("describe_materialized_view", {"id": list(state.id)})
@@ -103,6 +109,7 @@ def read_view(namespace: Namespace, state: TableState) -> ViewDefinition | None:
         query=str(described.get("query") or ""),
         dialect="opaque",
         auto_refresh=bool(described.get("auto_refresh")),
+        refresh_policy=described.get("refresh_policy"),
     )
 
 

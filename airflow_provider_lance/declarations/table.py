@@ -10,6 +10,7 @@ from airflow_provider_lance.api.ids import Identifier, InvalidIdentifierError, j
 from airflow_provider_lance.api.plain_data import JsonObject
 from airflow_provider_lance.definitions.differences import declared_columns
 from airflow_provider_lance.definitions.errors import refusals
+from airflow_provider_lance.definitions.refresh_policy import REFRESH_POLICIES
 from airflow_provider_lance.definitions.sql.text import near_names
 from airflow_provider_lance.functions import UdfColumn
 
@@ -206,6 +207,8 @@ class LanceView(_Identified):
     :param query: The view's SQL query, or the query of the rows that its function gets.
     :param function: The function that makes the view's rows, if there is one.
     :param auto_refresh: Whether the server refreshes the view when its source changes.
+    :param refresh_policy: How the view is refreshed: ``auto`` (the cheaper way, and the default), ``incremental``,
+        ``incremental_strict`` or ``full``.
     :param checks: What must be true of the view's rows.
     :param promote: The Lance tag that ``LanceTaskGroup`` moves to the view's new version after the checks.
     :param tags: The labels by which ``LanceTaskGroup`` selects, as in ``select=["tag:nightly"]``.
@@ -216,6 +219,7 @@ class LanceView(_Identified):
     query: str
     function: LanceViewFunction | None = None
     auto_refresh: bool = False
+    refresh_policy: str | None = None
     checks: LanceChecks | None = None
     promote: str | None = None
     tags: Sequence[str] = ()
@@ -224,13 +228,20 @@ class LanceView(_Identified):
     def __post_init__(self) -> None:
         object.__setattr__(self, "table_id", _read_id("A view", self.table_id))
         _check_text(f"the view {self.name}", "query", self.query)
+        if self.refresh_policy is not None and self.refresh_policy not in REFRESH_POLICIES:
+            known = ", ".join(REFRESH_POLICIES)
+            raise DeclarationError(
+                f"The view {self.name}: `refresh_policy` is one of {known}, not {self.refresh_policy!r}."
+            )
         object.__setattr__(self, "tags", _read_tags(f"the view {self.name}", self.tags))
         if self.sources is not None:
             object.__setattr__(self, "sources", [_read_id(f"A source of {self.name}", each) for each in self.sources])
 
     def request(self) -> JsonObject:
         """The fields of ``CreateMaterializedView`` that define the view."""
-        flags = {"auto_refresh": True} if self.auto_refresh else {}
+        flags: JsonObject = {"auto_refresh": True} if self.auto_refresh else {}
+        if self.refresh_policy is not None:
+            flags["refresh_policy"] = self.refresh_policy
         if self.function is None:
             return {"query": self.query, **flags}
         try:

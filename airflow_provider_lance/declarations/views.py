@@ -30,6 +30,7 @@ def definition_differences(stored: ViewDefinition, view: LanceView, request: Jso
         output_schema=request.get("output_schema"),
         udtf=None if spec is None else UdtfSpec.from_request(str(request["kind"]), spec),
         auto_refresh=view.auto_refresh,
+        refresh_policy=view.refresh_policy,
     )
     return view_differences(stored, asked, asked)
 

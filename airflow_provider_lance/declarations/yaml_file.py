@@ -26,7 +26,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 MANIFEST = "manifest"
 
 _TABLE_KEYS = ("schema", "computed", "virtual", "views", "indices", "checks", "promote", "tags")
-_VIEW_KEYS = ("query", "function", "auto_refresh", "checks", "promote", "tags", "sources")
+_VIEW_KEYS = ("query", "function", "auto_refresh", "refresh_policy", "checks", "promote", "tags", "sources")
 _FILE_KEYS = ("tables", "views", MANIFEST)
 _CHECK_KEYS = ("min_rows", "max_rows", "not_null", "max_nulls", "predicate")
 _INDEX_KEYS = ("column", "type", "name", *INDEX_OPTIONS)
@@ -116,6 +116,8 @@ def _view(name: str, entry: Entry) -> LanceView:
         arguments["function"] = _view_function(keys["function"])
     if "auto_refresh" in keys:
         arguments["auto_refresh"] = keys["auto_refresh"].boolean()
+    if "refresh_policy" in keys:
+        arguments["refresh_policy"] = keys["refresh_policy"].text()
     if "sources" in keys:
         arguments["sources"] = [_identifier(source) for source in keys["sources"].items()]
     return _built(entry, LanceView, table_id=name, **arguments, **_shared(keys))

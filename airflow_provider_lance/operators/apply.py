@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -21,11 +22,13 @@ from airflow_provider_lance.tasks.outlets import drop_other_tables, is_mapped, p
 from airflow_provider_lance.tasks.templating import as_boolean
 
 if TYPE_CHECKING:
+    from airflow.models.taskinstance import TaskInstance
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_lance.api.plain_data import JsonObject
     from airflow_provider_lance.declarations.collection import Declarations, DeclarationSource
     from airflow_provider_lance.declarations.plan import Plan
+    from airflow_provider_lance.tasks.lineage import TableLineage, TaskLineage
 
 
 class LanceApplyOperator(LanceBaseOperator):
@@ -71,6 +74,7 @@ class LanceApplyOperator(LanceBaseOperator):
         self.allow_drop = allow_drop
         self.plan_only = plan_only
         self.only = only
+        self.applied = Applied()
         if not _is_template(declaration):
             self._load()  # an error in a file is an error of the DAG
 
@@ -80,12 +84,32 @@ class LanceApplyOperator(LanceBaseOperator):
         plan = self._compare(allow_drop)
         for line in plan.lines():
             self.log.info("%s", line)
-        applied = Applied()
+        self.applied = applied = Applied()
         if not plan_only:
             self._apply(plan, applied, allow_drop)
         versions = {self.hook.join_id(changed): version for changed, version in applied.versions.items()}
         self._publish(context, applied)
         return {**plan.to_json(), "applied": not plan_only, "versions": versions}
+
+    def get_openlineage_facets_on_complete(self, task_instance: TaskInstance) -> TaskLineage | None:
+        """The lineage for Airflow's OpenLineage provider: the tables and views that were changed, and their sources."""
+        from airflow_provider_lance.tasks.lineage import applied_facets
+
+        return applied_facets(self.hook, [*self.outlets, *self.inlets], self._lineages())
+
+    def _lineages(self) -> Iterator[TableLineage]:
+        from airflow_provider_lance.tasks.lineage import TableLineage, added_columns_lineage, view_lineage
+
+        for table_id, version in self.applied.versions.items():
+            changes = [change for change in self.applied.done if change.id == table_id]
+            columns = [str(change.name) for change in changes if change.kind == "column" and change.action != "drop"]
+            if any(change.kind == "view" for change in changes):
+                lineage = view_lineage(self.hook, list(table_id))
+            elif columns:
+                lineage = added_columns_lineage(self.hook, list(table_id), {}, columns)
+            else:
+                lineage = TableLineage(output=list(table_id))
+            yield replace(lineage, version=version)
 
     def _load(self) -> Declarations:
         return load_declarations(self.declaration, folder=self._folder)

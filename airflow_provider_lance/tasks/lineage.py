@@ -228,6 +228,21 @@ def lineage_facets(hook: LanceNamespaceHook, assets: Iterable[object], lineage: 
     return OperatorLineage(inputs=inputs, outputs=[written])
 
 
+def applied_facets(
+    hook: LanceNamespaceHook, assets: Iterable[object], written: Iterable[TableLineage]
+) -> TaskLineage | None:
+    """The lineage of a task that wrote several tables; ``None`` where the OpenLineage provider is not installed."""
+    listed = list(assets)
+    found = [facets for lineage in written if (facets := lineage_facets(hook, listed, lineage)) is not None]
+    if not found:
+        return None
+    whole = type(found[0])()
+    for facets in found:
+        whole.inputs += [each for each in facets.inputs if each not in whole.inputs]
+        whole.outputs += facets.outputs
+    return whole
+
+
 def located_facets(
     outlets: Iterable[object], table_id: list[str], location: str, *, version: int | None, rows: int | None
 ) -> TaskLineage | None:

@@ -12,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_lance.assets.lance import create_asset
+from airflow_provider_lance.declarations import LanceTable, LanceView
 from airflow_provider_lance.decorators.lance import lance_task
 from airflow_provider_lance.hooks.lance import LanceNamespaceHook
+from airflow_provider_lance.namespace import SparkNamespace
+from airflow_provider_lance.operators.apply import LanceApplyOperator
 from airflow_provider_lance.operators.columns import LanceAddColumnsOperator
 from airflow_provider_lance.operators.table import LanceCreateEmptyTableOperator, LanceCreateTableOperator
 from airflow_provider_lance.operators.write import LanceWriteOperator, write_rows
@@ -104,6 +107,26 @@ def test_creating_adding_and_writing_report_one_table_under_one_name(
     (written,) = extracted.of["write"].outputs
     assert written.outputFacets["outputStatistics"].rowCount == 2
     assert written.facets["version"].datasetVersion == str(run.xcom("write")["version"])
+
+
+def test_applying_reports_every_table_and_view_that_it_changed(
+    run_dag: RunDag, new_dag: NewDag, people: SparkNamespace, extracted: Extracted
+) -> None:
+    view = LanceView("long_people", "SELECT id FROM people WHERE n > 1")
+    declared = LanceTable("people", computed={"n": "length(text)"}, views=[view])
+    new = LanceTable("fresh", schema={"id": "int64"})
+    with new_dag(default_args={"on_success_callback": extracted}) as dag:
+        first = LanceApplyOperator(task_id="first", declaration=[declared, new])
+        first >> LanceApplyOperator(task_id="second", declaration=[declared, new])
+    assert run_dag(dag).state == "success"
+    inputs, outputs = extracted.names("first")
+    assert [name for _, name in inputs] == ["people"]
+    assert sorted(name for _, name in outputs) == ["fresh", "long_people", "people"]
+    [column] = [each for each in extracted.of["first"].outputs if each.name == "people"]
+    [field] = column.facets["columnLineage"].fields["n"].inputFields
+    assert (field.name, field.field) == ("people", "text")
+    assert column.facets["version"].datasetVersion == "2"
+    assert extracted.of["second"] is None or extracted.names("second") == ([], [])
 
 
 def test_a_function_reports_what_it_opened_and_changed_and_a_retry_writes_once(

@@ -119,7 +119,9 @@ def test_what_differs_is_changed_and_shown_with_both_texts(folder: Folder) -> No
         schema={"id": "int64", "text": "string", "tags": "list<string>", "seen": "timestamp(us, UTC)"},
         computed={"twice": "words * 3", "words": "length(text)"},
         virtual={"vector": UdfColumn("texts:embed", ["text"], "float32[4]", version="2")},
-        views=[LanceView("long_words", "SELECT id FROM articles WHERE words > 5", auto_refresh=True)],
+        views=[
+            LanceView("long_words", "SELECT id FROM articles WHERE words > 5", auto_refresh=True, refresh_policy="full")
+        ],
     )
     assert bring(folder, changed) == [
         "+ column articles.tags: list<string>",
@@ -127,7 +129,8 @@ def test_what_differs_is_changed_and_shown_with_both_texts(folder: Folder) -> No
         "~ column articles.vector: udf_version is '1' there and '2' here",
         "~ column articles.twice: expression is 'words * 2' there and 'words * 3' here",
         "~ view long_words: query is 'SELECT id, text, words, vector, twice FROM articles WHERE words > 3' there and "
-        "'SELECT id FROM articles WHERE words > 5' here; auto_refresh is False there and True here",
+        "'SELECT id FROM articles WHERE words > 5' here; auto_refresh is False there and True here; "
+        "refresh_policy is 'auto' there and 'full' here",
     ]
     assert folder.rule("articles", "twice") == "words * 3"
     assert folder.schema("articles").field("tags").type == pa.list_(pa.string())

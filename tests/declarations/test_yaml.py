@@ -40,6 +40,7 @@ views:
     query: SELECT id, no FROM `sales$articles`
     function: {function: "texts:split", output: {id: int64, word: string}, inputs: [id, no], num_cpus: 2}
     auto_refresh: true
+    refresh_policy: incremental
     sources: [[sales, articles]]
 indices:
   - {column: id, type: BTREE}
@@ -70,6 +71,7 @@ def test_a_file_says_what_the_objects_say(tmp_path: Path) -> None:
                     "texts:split", {"id": "int64", "word": "string"}, inputs=["id", "no"], options={"num_cpus": 2}
                 ),
                 auto_refresh=True,
+                refresh_policy="incremental",
                 sources=["sales$articles"],
             ),
         ],
@@ -114,6 +116,10 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
         ("table: a\nindices: [{column: x}]", "line 2, indices.1: the key 'type' is missing."),
         ("table: a\nindices: [{column: x, type: BTREE, num_partitons: 2}]", "Did you mean 'num_partitions'"),
         ("views: {v: {query: '', tags: [a]}}", "line 1, views.v.query: a text is expected here, not nothing."),
+        (
+            "views: {v: {query: SELECT, refresh_policy: fast}}",
+            "The view v: `refresh_policy` is one of auto, incremental, incremental_strict, full, not 'fast'.",
+        ),
         ("views: {v: {query: SELECT, auto_refresh: maybe}}", "true or false is expected here, not 'maybe'."),
         ("table: ''", "line 1, table: a text is expected here, not nothing."),
         ("# nothing", "declares no table and no view."),
